@@ -1,0 +1,131 @@
+"""Files by name, size and sha256, and the few safe ways in which the pipeline touches a disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pipeline.errors import DuopackError, quoted
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, order=True)
+class FileRecord:
+    """One file of a model: path relative to the model's directory (POSIX), size in bytes, sha256 in hex."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def check_relative_path(path: str, *, where: str) -> str:
+    """Returns `path` when it names a file inside its directory, on any system and in any terminal.
+
+    Raises DuopackError for an absolute path, `..`, an empty part, a backslash, or a control character
+    (Unicode categories Cc, Cf, Cs, Zl, Zp): names from a hub or an image are not to be trusted.
+    """
+    mend = "this file list is not safe to use; take the model from another source"
+    shown = quoted(path)
+    if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for c in path):
+        raise DuopackError(f"the file name '{shown}' has a control character", where=where, mend=mend)
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\\" in path or any(part in {"", ".", ".."} for part in parts):
+        raise DuopackError(f"the file name '{shown}' leaves its directory", where=where, mend=mend)
+    if len(path.encode()) > 1024 or any(len(part.encode()) > 255 for part in parts):
+        raise DuopackError(f"the file name '{shown}' is too long", where=where, mend=mend)
+    return PurePosixPath(path).as_posix()
+
+
+def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """The sha256 of a file in hex, read once in 1 MiB pieces; `on_bytes` is told each piece's size."""
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if on_bytes:
+                on_bytes(count)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes beside, syncs and renames: a reader sees the old file or the new one, after a crash too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes a rename in `path` last through a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def require_space(directory: Path, needed: int, *, purpose: str) -> None:
+    """Raises DuopackError when the disk that holds `directory` has less than `needed` bytes free."""
+    existing = directory
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise DuopackError(
+            f"{purpose} needs {human_size(needed)}, but only {human_size(free)} are free: "
+            f"{human_size(needed - free)} short",
+            where=str(directory),
+            mend="free that much, or choose another disk with --work DIR or DUOPACK_WORK",
+        )
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError about `path` (full disk, quota, read-only, no permission) into a DuopackError."""
+    mends = {
+        errno.ENOSPC: "free some space, then run the same command again: what is complete is kept",
+        errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
+        errno.EROFS: "the disk is mounted read-only: choose another place",
+        errno.EACCES: "check who owns it and its mode",
+        errno.EPERM: "check who owns it and its mode",
+        errno.EFBIG: "the file system cannot hold a file of this size: choose another disk",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in mends:
+            raise
+        raise DuopackError(
+            f"cannot write: {os.strerror(error.errno)}", where=str(path), mend=mends[error.errno]
+        ) from error
+
+
+def human_size(size: float) -> str:
+    """A size in bytes for people: binary units, three figures."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
