@@ -1,1 +1,5 @@
-"""The catalog: models.yaml as checked values. `schema` is its shape, `load` reads it, `target` picks what to build."""
+"""The catalog: models.yaml as checked values.
+
+`schema` is its shape, `document` reads YAML with positions, `load` makes values of it, `checks` looks across
+them, `target` picks what to build, `export` writes the JSON schema for editors.
+"""

@@ -7,15 +7,49 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from string import Formatter
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
-KEY = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+KEY: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+ENV_NAME: Final = r"^[A-Z_][A-Z0-9_]*$"
+TEXT: Final = r"^[^\x00-\x1f\x7f]+$"
+RELATIVE_PATH: Final = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
+ABSOLUTE_PATH: Final = r"^/[^\x00-\x1f\x7f]*$"
+# The grammar of distribution's reference specification: one part of a repository's path, and a whole one.
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::[0-9]+)?|localhost|[A-Za-z0-9-]+:[0-9]+"
+IMAGE: Final = rf"^{_PART}$"
+REPOSITORY: Final = rf"^(?:{_HOST})(?:/{_PART})*$"
+TAG: Final = r"^[A-Za-z0-9_{}.-]{1,128}$"
+
+FORMS: Final[dict[str, str]] = {
+    KEY: "lower-case letters, digits, '.', '_' and '-', 63 at most, starting with a letter or digit",
+    NAME: "letters, digits, '.', '_' and '-', 128 at most, starting with a letter or digit",
+    ENV_NAME: "capital letters, digits and '_', as environment variables are named",
+    TEXT: "text on one line, not empty, without control characters",
+    RELATIVE_PATH: "a relative path of letters, digits, '.', '_' and '-', with '/' between its parts",
+    ABSOLUTE_PATH: "an absolute path, starting with '/'",
+    IMAGE: "lower-case letters and digits, with single '.', '_' or '-' between them",
+    REPOSITORY: "a registry's host and, after it, a path in lower case: registry.example:5000/team",
+    TAG: "letters, digits, '.', '_', '-' and the places {base}, {profile} and {key}, 128 at most",
+}
+"""What each pattern means in words, for errors."""
+
 Key = Annotated[str, StringConstraints(pattern=KEY)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")]
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4096)]
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
+Text = Annotated[str, StringConstraints(pattern=TEXT, max_length=4096)]
 Platform = Literal["linux/arm64", "linux/amd64"]
 
 
@@ -25,13 +59,11 @@ def _inside(path: str) -> str:
     return path
 
 
-RelativePath = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"), AfterValidator(_inside)
-]
+RelativePath = Annotated[str, StringConstraints(pattern=RELATIVE_PATH), AfterValidator(_inside)]
 
 
 class Strict(BaseModel):
-    """A frozen value that takes no unknown key. `load.py` validates in strict JSON mode: no type is guessed."""
+    """A frozen value that takes no unknown key. `load` validates in strict JSON mode: no type is guessed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,27 +96,36 @@ class Quantization(StrEnum):
 
 
 class Base(Strict):
-    """A vllm-ascend image to layer on, and what is known of it."""
+    """A vllm-ascend image to layer on, and what is known of it; what is not known is left out."""
 
     images: tuple[Text, ...] = Field(
-        min_length=1, description="References of the same image, tried in order; all must give one digest"
+        min_length=1,
+        description="References of one image: the first, then its mirrors; those that answer must agree",
     )
-    platforms: tuple[Platform, ...] = Field(default=("linux/arm64", "linux/amd64"), min_length=1)
+    platforms: tuple[Platform, ...] = Field(
+        default=("linux/arm64", "linux/amd64"), min_length=1, description="Platforms whose digests are locked"
+    )
     vllm: Text = Field(description="vLLM's version inside, e.g. 0.20.2")
     vllm_ascend: Text = Field(description="vllm-ascend's version inside, e.g. 0.20.2rc1")
     cann: Text | None = Field(default=None, description="CANN's version inside")
-    driver: Text | None = Field(default=None, description="The driver version that the host must have")
+    driver: Text | None = Field(default=None, description="The Ascend driver version that the host must have")
     python: Text | None = Field(default=None, description="Python's version inside")
     note: Text | None = Field(default=None, description="What a user should know before choosing it")
 
 
 class Source(Strict):
-    """Where a model's files come from: exactly one of the three."""
+    """Where a model's files come from: exactly one of modelscope, huggingface and dir."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [name]} for name in ("modelscope", "huggingface", "dir")]}
+    )
 
     modelscope: Text | None = Field(default=None, description="A ModelScope model id, owner/name")
     huggingface: Text | None = Field(default=None, description="A Hugging Face model id, owner/name")
-    dir: Text | None = Field(default=None, description="A directory; relative to models.yaml")
-    revision: Text | None = Field(default=None, description="Branch, tag or commit; the hub's default branch if absent")
+    dir: Text | None = Field(default=None, description="A directory on this machine; relative to models.yaml")
+    revision: Text | None = Field(
+        default=None, description="Branch, tag or commit; the hub's default branch if absent"
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -101,7 +142,7 @@ class Source(Strict):
 
     @property
     def label(self) -> str:
-        """The source as a person writes it: `modelscope:Qwen/Qwen3.5-9B@master`; a directory shows no path."""
+        """As a person writes it: `modelscope:Qwen/Qwen3.5-9B@master`; a directory shows no path."""
         if self.dir:
             return "dir"
         hub, name = ("modelscope", self.modelscope) if self.modelscope else ("huggingface", self.huggingface)
@@ -111,39 +152,72 @@ class Source(Strict):
 class Files(Strict):
     """Which of the source's files go into the image: shell patterns on the whole path, `*` crosses `/`."""
 
-    include: tuple[Text, ...] = Field(default=("*",), min_length=1)
-    exclude: tuple[Text, ...] = ()
+    include: tuple[Text, ...] = Field(
+        default=("*",), min_length=1, description="Take what matches one of these"
+    )
+    exclude: tuple[Text, ...] = Field(
+        default=(), description="Leave out what matches one of these, whatever include says"
+    )
 
 
 class Profile(Strict):
     """One way to serve a model: a start script and its settings. The script is the profile's name + `.sh`."""
 
-    tensor_parallel: Literal[1, 2, 4, 8] = Field(description="Chips used: one rank each")
-    served_name: Name = Field(description="The model name that clients send")
+    tensor_parallel: Literal[1, 2, 4, 8] = Field(
+        description="Chips used, one rank each; a 300I Duo card has two chips"
+    )
+    served_name: Name = Field(description="The model name that clients send in `model`")
     port: int = Field(default=12320, ge=1, le=65535, description="The port inside the container")
     weights: RelativePath | None = Field(
-        default=None, description="The directory to load, relative to the model's directory; absent: the directory itself"
+        default=None,
+        description="The directory to load, relative to the model's directory; absent: the directory itself",
     )
     load_format: Literal["auto", "sharded_state"] = Field(
-        default="auto", description="sharded_state for weights split per rank, and only for those"
+        default="auto",
+        description="sharded_state for weights split per rank, which need it; auto for all others",
     )
     max_model_len: int = Field(ge=256, le=1_048_576, description="Tokens of prompt and answer together")
     max_num_seqs: int = Field(ge=1, le=1024, description="Sequences served at once")
-    max_num_batched_tokens: int | None = Field(default=None, ge=256, le=1_048_576)
-    gpu_memory_utilization: float = Field(gt=0.0, lt=1.0)
-    cudagraph_mode: Literal["FULL_DECODE_ONLY", "PIECEWISE", "NONE"] = "FULL_DECODE_ONLY"
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=256,
+        le=1_048_576,
+        description="Tokens per step over all sequences; absent: vLLM's default",
+    )
+    gpu_memory_utilization: float = Field(
+        gt=0.0,
+        lt=1.0,
+        description="Share of each chip's memory (about 44 GB) that the server may use, e.g. 0.8",
+    )
+    cudagraph_mode: Literal["FULL_DECODE_ONLY", "PIECEWISE", "NONE"] = Field(
+        default="FULL_DECODE_ONLY",
+        description="Graph mode; FULL_DECODE_ONLY is recommended on 310P, NONE runs eagerly",
+    )
     capture_sizes: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        default=(1, 4), description="Batch sizes that get a captured graph; at most two when tensor_parallel > 1"
+        default=(1, 4),
+        description="Batch sizes that get a captured graph, ascending; at most two when tensor_parallel > 1",
     )
-    prefix_caching: bool = True
-    chunked_prefill: bool = True
-    trust_remote_code: bool = False
-    reasoning_parser: Name | None = None
-    tool_call_parser: Name | None = None
-    media_path: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")] | None = Field(
-        default=None, description="Directory from which requests may read local images"
+    prefix_caching: bool = Field(default=True, description="Keep the KV cache of shared prompt prefixes")
+    chunked_prefill: bool = Field(
+        default=True, description="Prefill long prompts in pieces; a hybrid model's prefix caching needs it"
     )
-    env: dict[EnvName, Text] = Field(default_factory=dict, description="More environment variables for the server")
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Run Python code that comes with the weights; Qwen3 and Qwen3.5 do not need it",
+    )
+    reasoning_parser: Name | None = Field(
+        default=None, description="qwen3 for models that think; absent: none"
+    )
+    tool_call_parser: Name | None = Field(
+        default=None, description="qwen3_coder for Qwen3.5, hermes for Qwen3; absent: no tool calls"
+    )
+    media_path: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH)] | None = Field(
+        default=None,
+        description="Directory in the container from which requests may read images; absent: none",
+    )
+    env: dict[EnvName, Text] = Field(
+        default_factory=dict, description="More environment variables for the server"
+    )
     args: tuple[Text, ...] = Field(default=(), description="More arguments for `vllm serve`")
     note: Text | None = Field(default=None, description="Shown by `duopack list` and in the script")
 
@@ -160,37 +234,79 @@ class Model(Strict):
 
     title: Text = Field(description="The model's name for people")
     directory: RelativePath = Field(description="Its directory under /models/ in the image")
-    architecture: Architecture
-    quantization: Quantization = Quantization.FLOAT
+    architecture: Architecture = Field(
+        description="The model family; Qwen3.5 is hybrid and takes the mamba options"
+    )
+    quantization: Quantization = Field(
+        default=Quantization.FLOAT, description="What the weights in the image are"
+    )
     max_positions: int = Field(ge=1, description="The model's own limit on tokens (max_position_embeddings)")
     sources: tuple[Source, ...] = Field(min_length=1, description="Tried in order when the model is locked")
-    files: Files = Files()
-    profiles: dict[Key, Profile] = Field(min_length=1, description="By script name; the first is the image's command")
-    image: Name | None = Field(default=None, description="The repository's last part; absent: the first served name")
+    files: Files = Field(default=Files(), description="Which files to take; absent: all")
+    profiles: dict[Key, Profile] = Field(
+        min_length=1, description="By script name; the first is the image's command"
+    )
+    image: Annotated[str, StringConstraints(pattern=IMAGE, max_length=128)] | None = Field(
+        default=None,
+        description="The last part of the image's repository; absent: the first served name in lower case",
+    )
     allow: tuple[Literal["index-total"], ...] = Field(
         default=(), description="Checks of the weights that this model is known to fail without harm"
     )
-    license: Text | None = Field(default=None, description="SPDX expression of the weights' licence")
+    license: Text | None = Field(
+        default=None, description="SPDX expression of the weights' licence, e.g. Apache-2.0"
+    )
+
+    @property
+    def default_profile(self) -> str:
+        """The first profile: the image's command when nothing else is asked for."""
+        return next(iter(self.profiles))
+
+
+def check_tag_template(template: str) -> str:
+    """Returns a tag's template when it can be filled in; raises ValueError in words when it cannot."""
+    try:
+        places = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(template)]
+    except ValueError:
+        raise ValueError(f"'{template}' has a brace without its partner") from None
+    for name, spec, conversion in places:
+        if name is not None and (name not in {"base", "profile", "key"} or spec or conversion):
+            raise ValueError(f"'{{{name}}}' is not one of {{base}}, {{profile}} and {{key}}")
+    return template
 
 
 class Publish(Strict):
     """Where images go when no --to is given."""
 
-    repository: Text | None = Field(
-        default=None, description="registry.example/namespace; DUOPACK_REGISTRY overrides it; absent: oci:build/<key>"
+    repository: Annotated[str, StringConstraints(pattern=REPOSITORY, max_length=255)] | None = Field(
+        default=None,
+        description="registry.example/namespace; DUOPACK_REGISTRY overrides it; absent: build/<key>",
     )
-    tag: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_{}.-]{1,128}$")] = Field(
-        default="{base}-{profile}", description="May use {base}, {profile} and {key}"
+    tag: Annotated[str, StringConstraints(pattern=TAG)] = Field(
+        default="{base}-{profile}",
+        description="The image's tag; {base}, {profile} and {key} are filled in; DUOPACK_TAG overrides it",
     )
+
+    @field_validator("tag")
+    @classmethod
+    def _places(cls, tag: str) -> str:
+        return check_tag_template(tag)
 
 
 class Catalog(Strict):
     """The whole of models.yaml."""
 
-    version: Literal[1]
-    default_base: Key
-    default_platform: Platform = "linux/arm64"
-    publish: Publish = Publish()
-    bases: dict[Key, Base] = Field(min_length=1)
-    models: dict[Key, Model] = Field(min_length=1)
-    sets: dict[Key, tuple[Key, ...]] = Field(default_factory=dict, description="Images with several models, by key")
+    version: Literal[1] = Field(description="The version of this file's form")
+    default_base: Key = Field(description="The base that is built on when none is asked for")
+    default_platform: Platform = Field(
+        default="linux/arm64", description="The platform that is built when none is asked for"
+    )
+    publish: Publish = Field(default=Publish(), description="Where images go when no --to is given")
+    bases: dict[Key, Base] = Field(min_length=1, description="Base images, by key")
+    models: dict[Key, Model] = Field(
+        min_length=1, description="Models, by the key that `duopack build` takes"
+    )
+    sets: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = Field(
+        default={},
+        description="Images with several models, by key; the first one's first profile is the command",
+    )
