@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -123,7 +123,7 @@ class TarLayer:
     belongs to uid and gid 0 and has mtime 0. Raises DuopackError for two entries that cannot both exist.
     """
 
-    entries: tuple[TarEntry, ...]
+    entries: Sequence[TarEntry]
     digest: Digest | None = None
     media_type: str = OCI_LAYER_TAR
 
