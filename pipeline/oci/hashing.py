@@ -29,11 +29,11 @@ class SideHash:
     """A sha256 that is computed in a thread of its own, so that reading, hashing and sending overlap.
 
     hashlib lets go of the GIL, so this is real parallelism. Pieces must not change after `update`.
-    Use as a context manager: the thread ends with it.
+    Use as a context manager: the thread ends with it. `begun` is the state to go on from.
     """
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, begun: hashlib._Hash | None = None) -> None:
+        self._hash = begun.copy() if begun else hashlib.sha256()
         self._waiting: queue.Queue[Piece | None] = queue.Queue(_AHEAD)
         self._thread: threading.Thread | None = None
 
@@ -51,6 +51,11 @@ class SideHash:
             self._thread = threading.Thread(target=self._work, name="duopack-sha256", daemon=True)
             self._thread.start()
         self._waiting.put(piece)
+
+    def state(self) -> hashlib._Hash:
+        """The hash of everything so far, to go on from later; waits for what is still in the queue."""
+        self._drain()
+        return self._hash.copy()
 
     def hexdigest(self) -> str:
         """The sha256 in hex of everything so far; waits for what is still in the queue."""
