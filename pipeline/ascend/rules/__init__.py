@@ -1,0 +1,21 @@
+"""Rules about versions and the chip, held against a profile before anything is fetched or built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.ascend.rules.case import Case
+from pipeline.ascend.rules.rule import Finding, Rule, Severity
+from pipeline.ascend.rules.table import RULES
+
+if TYPE_CHECKING:
+    from pipeline.catalog.schema import Base, Model, Profile
+
+__all__ = ["RULES", "Case", "Finding", "Rule", "Severity", "judge"]
+
+
+def judge(model: Model, profile: Profile, base: Base) -> tuple[Finding, ...]:
+    """What the rules say of serving this model with this profile on this base; errors first."""
+    case = Case(model, profile, base)
+    findings = [finding for rule in RULES if (finding := rule.judge(case))]
+    return tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity)))
