@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors headers and what must hold for a server to load them. No torch."""
