@@ -5,7 +5,6 @@ Every field is documented here once; the JSON schema for editors is made from th
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from string import Formatter
 from typing import Annotated, Final, Literal, Self
@@ -31,6 +30,7 @@ _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::[0-9]+)?|localhost|[A-Za-z0-9-]+:[0-9]+"
 IMAGE: Final = rf"^{_PART}$"
 REPOSITORY: Final = rf"^(?:{_HOST})(?:/{_PART})*$"
+HUB_ID: Final = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 TAG: Final = r"^[A-Za-z0-9_{}.-]{1,128}$"
 
 FORMS: Final[dict[str, str]] = {
@@ -42,6 +42,7 @@ FORMS: Final[dict[str, str]] = {
     ABSOLUTE_PATH: "an absolute path, starting with '/'",
     IMAGE: "lower-case letters and digits, with single '.', '_' or '-' between them",
     REPOSITORY: "a registry's host and, after it, a path in lower case: registry.example:5000/team",
+    HUB_ID: "a model id of the form owner/name",
     TAG: "letters, digits, '.', '_', '-' and the places {base}, {profile} and {key}, 128 at most",
 }
 """What each pattern means in words, for errors."""
@@ -50,6 +51,7 @@ Key = Annotated[str, StringConstraints(pattern=KEY)]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
 Text = Annotated[str, StringConstraints(pattern=TEXT, max_length=4096)]
+HubId = Annotated[str, StringConstraints(pattern=HUB_ID, max_length=200)]
 Platform = Literal["linux/arm64", "linux/amd64"]
 
 
@@ -120,8 +122,8 @@ class Source(Strict):
         json_schema_extra={"oneOf": [{"required": [name]} for name in ("modelscope", "huggingface", "dir")]}
     )
 
-    modelscope: Text | None = Field(default=None, description="A ModelScope model id, owner/name")
-    huggingface: Text | None = Field(default=None, description="A Hugging Face model id, owner/name")
+    modelscope: HubId | None = Field(default=None, description="A ModelScope model id, owner/name")
+    huggingface: HubId | None = Field(default=None, description="A Hugging Face model id, owner/name")
     dir: Text | None = Field(default=None, description="A directory on this machine; relative to models.yaml")
     revision: Text | None = Field(
         default=None, description="Branch, tag or commit; the hub's default branch if absent"
@@ -132,10 +134,6 @@ class Source(Strict):
         given = [name for name in ("modelscope", "huggingface", "dir") if getattr(self, name)]
         if len(given) != 1:
             raise ValueError("a source names exactly one of modelscope, huggingface or dir")
-        for hub in ("modelscope", "huggingface"):
-            value = getattr(self, hub)
-            if value and not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", value):
-                raise ValueError(f"'{value}' is not a model id of the form owner/name")
         if self.dir and self.revision:
             raise ValueError("a directory has no revision")
         return self
