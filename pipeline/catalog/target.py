@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.catalog.schema import REPOSITORY, Base, Catalog, Model, Platform, Profile, check_tag_template
@@ -162,20 +162,28 @@ def image_tag(catalog: Catalog, target: Target, template: str | None = None) -> 
     return tag
 
 
-def default_destination(catalog: Catalog, target: Target, environ: Mapping[str, str]) -> str:
+def default_destination(
+    catalog: Catalog,
+    target: Target,
+    *,
+    registry: str | None = None,
+    tag: str | None = None,
+    work: str = "build",
+) -> str:
     """Where the image goes when no --to is given.
 
-    DUOPACK_REGISTRY, else the catalog's publish.repository, with the image's name and tag (DUOPACK_TAG, else
-    publish.tag); with neither, the OCI layout `oci:build/<key>`. Raises UsageError for a wrong variable.
+    `registry` (DUOPACK_REGISTRY), else the catalog's publish.repository, with the image's name and `tag`
+    (DUOPACK_TAG), else publish.tag. With neither repository, the OCI layout `oci:<work>/<key>`. Raises
+    UsageError when a variable is wrong.
     """
-    repository = environ.get("DUOPACK_REGISTRY", "").strip().removeprefix("docker://").rstrip("/")
+    repository = (registry or "").strip().removeprefix("docker://").rstrip("/")
     if not repository and not catalog.publish.repository:
-        return f"oci:build/{target.key}"
+        return f"oci:{work}/{target.key}"
     if repository and not re.fullmatch(REPOSITORY, repository):
         raise UsageError(
             f"'{quoted(repository)}' is not a registry with a namespace",
             where="DUOPACK_REGISTRY",
             mend="write a host and a path in lower case, without a tag: registry.example:5000/team",
         )
-    tag = image_tag(catalog, target, environ.get("DUOPACK_TAG", "").strip() or None)
-    return f"docker://{repository or catalog.publish.repository}/{image_name(target)}:{tag}"
+    chosen = image_tag(catalog, target, (tag or "").strip() or None)
+    return f"docker://{repository or catalog.publish.repository}/{image_name(target)}:{chosen}"

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.files import FileRecord, check_relative_path, write_atomically
 from pipeline.oci.digest import Digest
 
 VERSION = 1
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class LockedModel:
     source: str
     """The source's label, e.g. `modelscope:Qwen/Qwen3.5-9B@master`; `dir` for a directory."""
     commit: str | None
-    """The commit that the revision stood for, where the hub tells it (Hugging Face does, ModelScope does not)."""
+    """The commit that the revision stood for; None where the hub does not tell it, as ModelScope."""
     wanted: str
     """Fingerprint of what the catalog asked for (sources and file patterns): another one means stale."""
     files: tuple[FileRecord, ...]
@@ -73,7 +75,8 @@ class Lock:
                     "commit": model.commit,
                     "wanted": model.wanted,
                     "files": [
-                        {"path": file.path, "size": file.size, "sha256": file.sha256} for file in sorted(model.files)
+                        {"path": file.path, "size": file.size, "sha256": file.sha256}
+                        for file in sorted(model.files)
                     ],
                 }
                 for key, model in self.models.items()
@@ -83,59 +86,116 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """Reads models.lock; a missing file is an empty lock. Raises DuopackError when it cannot be understood."""
+    """Reads models.lock; a missing file is an empty lock. Raises DuopackError when it is not sound."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return Lock()
-    try:
-        value = json.loads(data)
-        if value.get("version") != VERSION:
-            raise DuopackError(
-                f"it has version {quoted(str(value.get('version')))}, this duopack reads version {VERSION}",
-                where=str(path),
-                mend="install the duopack that wrote it, or delete it and run 'duopack lock'",
-            )
-        return Lock(
-            bases={key: _base(entry) for key, entry in value["bases"].items()},
-            models={key: _model(entry, str(path)) for key, entry in value["models"].items()},
-        )
-    except DuopackError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise DuopackError(
-            f"this is not a lock file ({type(error).__name__}: {quoted(str(error))})",
+            f"it cannot be read: {error.strerror}", where=str(path), mend="check the path and its mode"
+        ) from error
+    try:
+        return _lock(json.loads(data, object_pairs_hook=_unique))
+    except _OtherVersionError as error:
+        raise DuopackError(
+            f"it has version {quoted(str(error))}, this duopack reads version {VERSION}",
             where=str(path),
-            mend="restore it from version control, or delete it and run 'duopack lock'",
+            mend="install the duopack that wrote it, or delete it and run 'duopack lock'",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        merging = any(line.startswith((b"<<<<<<<", b">>>>>>>")) for line in data.splitlines())
+        take = "it has the marks of a merge: take either side whole, then run 'duopack lock'"
+        restore = "restore it from version control, or delete it and run 'duopack lock'"
+        raise DuopackError(
+            f"this is not a sound lock file: {quoted(str(error))}",
+            where=str(path),
+            mend=take if merging else restore,
         ) from error
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Writes models.lock atomically."""
-    write_atomically(path, lock.to_bytes())
+    """Writes models.lock atomically; a lock that is there already, byte for byte, is not touched."""
+    data = lock.to_bytes()
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomically(path, data)
 
 
-def _base(entry: dict[str, Any]) -> LockedBase:
+class _OtherVersionError(Exception):
+    """The lock was written by a duopack of another version."""
+
+
+def _lock(value: Any) -> Lock:
+    version = _checked(value, dict, "the file").get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise _OtherVersionError(version)
+    return Lock(
+        bases={key: _base(entry, f"bases.{key}") for key, entry in _field(value, "bases", dict, "").items()},
+        models={
+            key: _model(entry, f"models.{key}") for key, entry in _field(value, "models", dict, "").items()
+        },
+    )
+
+
+def _base(entry: Any, at: str) -> LockedBase:
     return LockedBase(
-        images=tuple(str(image) for image in entry["images"]),
-        digest=Digest(entry["digest"]),
-        platforms={str(name): Digest(digest) for name, digest in entry["platforms"].items()},
+        images=tuple(_checked(image, str, f"{at}.images") for image in _field(entry, "images", list, at)),
+        digest=_digest(_field(entry, "digest", str, at), at),
+        platforms={
+            name: _digest(_checked(digest, str, f"{at}.platforms.{name}"), at)
+            for name, digest in _field(entry, "platforms", dict, at).items()
+        },
     )
 
 
-def _model(entry: dict[str, Any], where: str) -> LockedModel:
-    files = []
-    for item in entry["files"]:
-        size, sha256 = item["size"], item["sha256"]
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise ValueError(f"size {size!r}")
-        files.append(
-            FileRecord(check_relative_path(item["path"], where=where), size, Digest(f"sha256:{sha256}").hex)
-        )
-    commit = entry["commit"]
+def _model(entry: Any, at: str) -> LockedModel:
+    files = tuple(sorted(_file(item, f"{at}.files") for item in _field(entry, "files", list, at)))
+    if len({file.path for file in files}) != len(files) or not files:
+        raise ValueError(f"{at}.files is empty, or has a path twice")
     return LockedModel(
-        source=str(entry["source"]),
-        commit=None if commit is None else str(commit),
-        wanted=str(entry["wanted"]),
-        files=tuple(sorted(files)),
+        source=_field(entry, "source", str, at),
+        commit=None if entry.get("commit") is None else _field(entry, "commit", str, at),
+        wanted=_field(entry, "wanted", str, at),
+        files=files,
     )
+
+
+def _file(item: Any, at: str) -> FileRecord:
+    size = _field(item, "size", int, at)
+    if isinstance(size, bool) or size < 0:
+        raise ValueError(f"{at} has the size {size!r}")
+    try:
+        path = check_relative_path(_field(item, "path", str, at), where=at)
+    except DuopackError as error:
+        raise ValueError(error.what) from error
+    return FileRecord(path, size, _digest(f"sha256:{_field(item, 'sha256', str, at)}", at).hex)
+
+
+def _digest(text: str, at: str) -> Digest:
+    try:
+        return Digest(text)
+    except DuopackError as error:
+        raise ValueError(f"in {at} {error.what}") from error
+
+
+def _field(entry: Any, name: str, kind: type[Kind], at: str) -> Kind:
+    found = _checked(entry, dict, at)
+    if name not in found:
+        raise ValueError(f"{at or 'the file'} has no '{name}'")
+    return _checked(found[name], kind, f"{at}.{name}".lstrip("."))
+
+
+def _checked(value: Any, kind: type[Kind], at: str) -> Kind:
+    if not isinstance(value, kind):
+        raise ValueError(f"{at} is not {_KINDS[kind]}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is there twice")
+    return value
+
+
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number"}

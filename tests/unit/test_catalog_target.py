@@ -96,25 +96,25 @@ def test_each_image_is_built_under_one_key_only(catalog):
 
 
 def test_without_a_registry_images_go_to_a_layout_of_their_own(catalog):
-    assert default_destination(catalog, find_target(catalog, "nn27"), {}) == "oci:build/nn27"
+    assert default_destination(catalog, find_target(catalog, "nn27")) == "oci:build/nn27"
+    assert default_destination(catalog, find_target(catalog, "nn27"), work="w") == "oci:w/nn27"
 
 
 def test_the_registry_of_the_environment_wins_over_the_catalogs(catalog):
     ours = with_publish(catalog, repository="catalog.example/team")
     target = find_target(ours, "9b")
-    assert default_destination(ours, target, {}) == "docker://catalog.example/team/qwen3.5-9b:v0.20.2rc1-n9"
-    named = default_destination(ours, target, {"DUOPACK_REGISTRY": "docker://10.0.0.5:5000/llm/"})
+    assert default_destination(ours, target) == "docker://catalog.example/team/qwen3.5-9b:v0.20.2rc1-n9"
+    named = default_destination(ours, target, registry="docker://10.0.0.5:5000/llm/")
     assert named == "docker://10.0.0.5:5000/llm/qwen3.5-9b:v0.20.2rc1-n9"
 
 
 def test_an_empty_variable_counts_as_unset(catalog):
-    environ = {"DUOPACK_REGISTRY": " ", "DUOPACK_TAG": ""}
-    assert default_destination(catalog, find_target(catalog, "9b"), environ) == "oci:build/9b"
+    assert default_destination(catalog, find_target(catalog, "9b"), registry=" ", tag="") == "oci:build/9b"
 
 
 def test_the_tag_can_be_given_and_may_use_places(catalog):
-    environ = {"DUOPACK_REGISTRY": "r.example/x", "DUOPACK_TAG": "{key}-7"}
-    assert default_destination(catalog, find_target(catalog, "nn27"), environ).endswith("/qwen3.5-27b:nn27-7")
+    named = default_destination(catalog, find_target(catalog, "nn27"), registry="r.example/x", tag="{key}-7")
+    assert named == "docker://r.example/x/qwen3.5-27b:nn27-7"
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,13 @@ def test_the_tag_can_be_given_and_may_use_places(catalog):
 )
 def test_a_wrong_registry_variable_is_told(catalog, registry):
     with pytest.raises(UsageError, match=r"^DUOPACK_REGISTRY: "):
-        default_destination(catalog, find_target(catalog, "9b"), {"DUOPACK_REGISTRY": registry})
+        default_destination(catalog, find_target(catalog, "9b"), registry=registry)
 
 
 @pytest.mark.parametrize("tag", ["{basse}", "{base", "a b", "-x", "{base!r}", "{base.__class__}", "x" * 129])
 def test_a_wrong_tag_variable_is_told(catalog, tag):
-    environ = {"DUOPACK_REGISTRY": "r.example/x", "DUOPACK_TAG": tag}
     with pytest.raises(UsageError, match="DUOPACK_TAG"):
-        default_destination(catalog, find_target(catalog, "9b"), environ)
+        default_destination(catalog, find_target(catalog, "9b"), registry="r.example/x", tag=tag)
 
 
 def test_an_image_for_another_platform_does_not_replace_the_usual_one(catalog):
@@ -146,9 +145,7 @@ def test_the_image_is_named_by_its_own_key_first(catalog):
 
 def test_every_destination_is_one_that_registries_take(catalog):
     for build in build_keys(catalog):
-        name = default_destination(
-            catalog, find_target(catalog, build.key), {"DUOPACK_REGISTRY": "r.example/x"}
-        )
+        name = default_destination(catalog, find_target(catalog, build.key), registry="r.example/x")
         reference = parse_reference(name)
         assert (reference.registry, str(reference)) == ("r.example", name)
 
