@@ -1,0 +1,70 @@
+"""From a reference to the place it names. Each kind of place is loaded only when it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import UsageError
+from pipeline.oci.model import Sink, Source
+from pipeline.oci.reference import DEFAULT_TAG, Reference
+
+if TYPE_CHECKING:
+    from pipeline.oci.registry.client import Client
+
+
+def open_source(ref: Reference, *, plain_http: bool = False) -> Source:
+    """A place to read from: a registry repository or an OCI layout. Another transport is a UsageError."""
+    if ref.transport == "docker":
+        from pipeline.oci.registry.source import RegistrySource
+
+        return RegistrySource(_client(ref, plain_http=plain_http, push=False))
+    if ref.transport == "oci":
+        from pipeline.oci.layout import LayoutSource
+
+        return LayoutSource(ref.path)
+    raise UsageError(
+        f"an image cannot be read from {ref.transport}:",
+        where=str(ref),
+        mend="copy it to an OCI layout first (skopeo copy … oci:DIR), or name it in a registry",
+    )
+
+
+def open_sink(
+    ref: Reference,
+    *,
+    plain_http: bool = False,
+    mount_from: tuple[str, ...] = (),
+    journal: Path | None = None,
+) -> Sink:
+    """A place to write one image to.
+
+    For a registry, `mount_from` are repositories of it that may hold blobs already, and `journal` is a
+    directory in which interrupted uploads are remembered; other transports have no use for either.
+    """
+    if ref.transport == "docker":
+        from pipeline.oci.registry.sink import RegistrySink
+
+        client = _client(ref, plain_http=plain_http, push=True, mount_from=mount_from)
+        return RegistrySink(client, ref, mount_from=mount_from, journal=journal)
+    if ref.transport == "oci":
+        from pipeline.oci.layout import LayoutSink
+
+        return LayoutSink(ref.path, ref.tag or DEFAULT_TAG)
+    if ref.transport == "docker-archive":
+        from pipeline.oci.archive import ArchiveSink
+
+        return ArchiveSink(ref.path, ref.name_tag)
+    from pipeline.oci.daemon import DaemonSink
+
+    return DaemonSink(ref.name_tag)
+
+
+def _client(ref: Reference, *, plain_http: bool, push: bool, mount_from: tuple[str, ...] = ()) -> Client:
+    from pipeline.oci.registry.client import Client
+    from pipeline.oci.registry.settings import Settings
+
+    settings = Settings.from_environment()
+    if plain_http:
+        settings = settings.with_plain(ref.registry)
+    return Client(ref.registry, ref.repository, settings, push=push, mount_from=mount_from)

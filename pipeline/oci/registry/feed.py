@@ -1,0 +1,117 @@
+"""A blob's bytes on their way out: hashed in order, and able to go back to any earlier offset."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from threading import Event
+
+from pipeline.errors import DuopackError
+from pipeline.oci.digest import Digest
+from pipeline.oci.hashing import SideHash
+from pipeline.oci.model import Blob
+from pipeline.oci.registry.failures import RegistryError
+
+_LARGEST_PIECE = 4 << 20
+
+
+class Feed:
+    """Reads `blob` from its start; `offset` is the next byte to be given, `furthest` the highest it has been.
+
+    Marks keep the hash at an offset, so that going back costs no reading. Raises DuopackError when `stop` is
+    set, and when the bytes cannot be had or are not what was promised. Close it after use.
+    """
+
+    def __init__(self, blob: Blob, stop: Event) -> None:
+        self._blob = blob
+        self._stop = stop
+        self._marks = {0: hashlib.sha256()}
+        self._bytes: Iterator[bytes | memoryview] | None = None
+        self._rest = memoryview(b"")
+        self._hashing = SideHash()
+        self.offset = 0
+        self.furthest = 0
+
+    def take(self, count: int) -> Iterator[memoryview]:
+        """The next `count` bytes, in pieces of at most 4 MiB. They are hashed in a thread meanwhile."""
+        left = count
+        while left:
+            self.prime()
+            piece = self._rest[: min(left, _LARGEST_PIECE)]
+            self._rest = self._rest[len(piece) :]
+            self._hashing.update(piece)
+            left -= len(piece)
+            self.offset += len(piece)
+            self.furthest = max(self.furthest, self.offset)
+            yield piece
+
+    def prime(self) -> None:
+        """Reads the next piece, so that a failure to read comes before anything is sent."""
+        while not self._rest:
+            if self._stop.is_set():
+                raise StoppedError("the upload was stopped", mend="run the same command to go on")
+            piece = self._next()
+            if piece is None:
+                raise self._wrong(f"the bytes ended at {self.offset}")
+            self._rest = memoryview(piece).cast("B")
+
+    def mark(self) -> None:
+        """Remembers the hash here."""
+        self._marks[self.offset] = self._hashing.state()
+
+    def seek(self, offset: int) -> None:
+        """Goes to `offset`, back or forth; what follows the nearest mark is read again."""
+        if offset == self.offset:
+            return
+        start = max(mark for mark in self._marks if mark <= offset)
+        self.close()
+        self._marks = {mark: state for mark, state in self._marks.items() if mark <= offset}
+        self._hashing = SideHash(self._marks[start])
+        self.offset = start
+        for _ in self.take(offset - start):
+            pass
+
+    def prefix_sha256(self) -> str:
+        """The sha256 in hex of everything before `offset`."""
+        return self._hashing.hexdigest()
+
+    def digest(self) -> Digest:
+        """The digest of the whole blob, after its last byte was taken; compares it with the promised one."""
+        # Asking for more lets a reader that checks at its end do so.
+        extra = len(self._next() or b"")
+        if self.offset != self._blob.size or self._rest or extra:
+            raise self._wrong(f"there are {self.offset + len(self._rest) + extra} bytes")
+        found = Digest("sha256:" + self._hashing.hexdigest())
+        if self._blob.digest not in {None, found}:
+            raise self._wrong(f"the bytes have the digest {found}")
+        return found
+
+    def close(self) -> None:
+        """Lets go of the reader and the thread."""
+        closing = getattr(self._bytes, "close", None)
+        if closing:
+            closing()
+        self._bytes, self._rest = None, memoryview(b"")
+        self._hashing.hexdigest()
+
+    def _next(self) -> bytes | memoryview | None:
+        if self._bytes is None:
+            self._bytes = iter(self._blob.read(self.offset))
+        try:
+            return next(self._bytes, None)
+        except RegistryError as error:
+            # A source's trouble is not the destination's: nobody here may try that again.
+            raise DuopackError(error.what, where=error.where, mend=error.mend) from error
+
+    def _wrong(self, what: str) -> DuopackError:
+        promised = f"{self._blob.size} bytes" + (
+            f" with the digest {self._blob.digest}" if self._blob.digest else ""
+        )
+        return DuopackError(
+            f"a layer is not what it was said to be: {what}, and not {promised}",
+            mend="nothing may write to its files during a build: run the same command again",
+        )
+
+
+class StoppedError(DuopackError):
+    """The work was given up from outside."""

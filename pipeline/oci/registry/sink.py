@@ -1,0 +1,204 @@
+"""Writing one image to a registry: blobs in any order, the manifest last, and read back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import DuopackError, UsageError
+from pipeline.oci.digest import Digest
+from pipeline.oci.model import (
+    DOCKER_CONFIG,
+    DOCKER_MANIFEST,
+    OCI_CONFIG,
+    OCI_MANIFEST,
+    Blob,
+    Descriptor,
+    OnBytes,
+)
+from pipeline.oci.reference import Reference
+from pipeline.oci.registry.client import Client
+from pipeline.oci.registry.failures import RegistryError
+from pipeline.oci.registry.habits import CHUNK, Habits
+from pipeline.oci.registry.journal import Journal
+from pipeline.oci.registry.source import read_manifest
+from pipeline.oci.registry.upload import BlobUpload
+
+# Long before any garbage collection (Harbor's spares blobs of the last two hours).
+_SEEN_SECONDS = 600.0
+
+
+class RegistrySink:
+    """A `docker://` reference as a place to write to. Blobs may be put from several threads.
+
+    `mount_from` are repositories of the same registry that may hold blobs already. `journal` is a directory
+    in which uploads that a killed process left open are remembered. `chunk` is in bytes.
+    """
+
+    parallel = 4
+
+    def __init__(
+        self,
+        client: Client,
+        reference: Reference,
+        *,
+        mount_from: tuple[str, ...] = (),
+        journal: Path | None = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        if not reference.tag and not reference.digest:
+            raise UsageError("a destination in a registry needs a tag", where=str(reference))
+        self._client = client
+        self._reference = reference
+        self._mount_from = tuple(other for other in mount_from if other != reference.repository)
+        self._journal = Journal(journal, f"{reference.registry}/{reference.repository}")
+        self._habits = Habits.of(reference.registry, chunk)
+        self._stop = threading.Event()
+        self._seen: dict[Digest, float] = {}
+        self._sent: dict[Digest, Blob] = {}
+
+    def has(self, digest: Digest, size: int) -> bool:
+        """Asks the registry (HEAD). Raises RegistryError when it cannot be asked."""
+        found = self._client.has_blob(digest, size)
+        if found:
+            self._seen[digest] = time.monotonic()
+        return found
+
+    def put_blob(self, blob: Blob, on_bytes: OnBytes) -> Digest:
+        """Mounts the blob from a sister repository or sends it.
+
+        `on_bytes` comes to `blob.size` in total, also for bytes that were mounted or sent by an earlier run.
+        """
+        self._require_open()
+        is_mounted, location = self._mount(blob.digest) if blob.digest else (False, None)
+        if is_mounted and blob.digest:
+            on_bytes(blob.size)
+            return self._arrived(blob.digest, blob)
+        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal, self._stop)
+        return self._arrived(upload.run(location), blob)
+
+    def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
+        """Sends the config and the manifest, after every layer is known to be there; reads it back by name.
+
+        A layer that the registry has lost meanwhile is sent again when this sink has sent it.
+        """
+        self._require_open()
+        media_type = _media_type(manifest)
+        wanted = Descriptor(media_type, Digest.of(manifest), len(manifest))
+        if self._reference.digest not in {None, wanted.digest}:
+            raise DuopackError(
+                f"the image has the digest {wanted.digest}, not the one in its name",
+                where=str(self._reference),
+                mend="name the destination by tag",
+            )
+        config_type = DOCKER_CONFIG if media_type == DOCKER_MANIFEST else OCI_CONFIG
+        blob = _Bytes(config_type, config)
+        if not self.has(blob.digest, blob.size):
+            self.put_blob(blob, lambda _: None)
+        self._require_layers(layers)
+        name = self._reference.tag or str(wanted.digest)
+        self._client.ask(
+            "PUT",
+            self._client.url(f"manifests/{name}"),
+            f"writing {self._client.repository}:{name}",
+            expect=(200, 201, 202),
+            headers={"Content-Type": media_type},
+            body=manifest,
+        )
+        found, data = read_manifest(self._client, name)
+        if data != manifest:
+            raise RegistryError(
+                f"the manifest read back is {found.digest}, not the {wanted.digest} that was written",
+                where=str(self._reference),
+                mend="somebody else may be writing to this tag: look at it, then run the same command again",
+            )
+        self.close()
+        return wanted
+
+    def abort(self) -> None:
+        """Stops uploads that are running. No image was made; blobs that are complete are not sent again."""
+        self._stop.set()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of connections and of the journal."""
+        self._journal.close()
+        self._client.close()
+
+    def _mount(self, digest: Digest) -> tuple[bool, str | None]:
+        """Whether a sister repository's blob is now ours too; if not, the upload session that it led to."""
+        location = None
+        for other in self._mount_from:
+            if location:
+                self._client.cancel(location)
+            url = self._client.url(f"blobs/uploads/?mount={digest}&from={other}")
+            try:
+                answer = self._client.ask("POST", url, f"mounting a blob from {other}", expect=(201, 202))
+            except RegistryError as error:
+                if error.transient:
+                    raise
+                location = None  # not allowed to, or not known there: it will be sent
+                continue
+            if answer.status == 201:
+                return True, None
+            location = self._client.locate(answer, url)
+        return False, location
+
+    def _arrived(self, digest: Digest, blob: Blob) -> Digest:
+        self._sent[digest] = blob
+        self._seen[digest] = time.monotonic()
+        return digest
+
+    def _require_layers(self, layers: tuple[Descriptor, ...]) -> None:
+        """Looks again for layers that were not seen lately: a garbage collection may have run meanwhile."""
+        oldest = time.monotonic() - _SEEN_SECONDS
+        doubtful = {one.digest: one for one in layers if self._seen.get(one.digest, -_SEEN_SECONDS) < oldest}
+        with ThreadPoolExecutor(self.parallel) as pool:
+            present = list(pool.map(lambda one: self.has(one.digest, one.size), doubtful.values()))
+        for layer, is_present in zip(doubtful.values(), present, strict=True):
+            if is_present:
+                continue
+            if layer.digest not in self._sent:
+                raise RegistryError(
+                    f"the layer {layer.digest} is no longer in the registry",
+                    where=str(self._reference),
+                    mend="run the same command again: it will be sent, and what is there will not",
+                )
+            self.put_blob(self._sent[layer.digest], lambda _: None)
+
+    def _require_open(self) -> None:
+        if self._stop.is_set():
+            raise DuopackError("the upload was stopped", where=str(self._reference))
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """A blob in memory."""
+
+    media_type: str
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
+    def digest(self) -> Digest:
+        return Digest.of(self.data)
+
+    def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
+        yield self.data[offset:]
+
+
+def _media_type(manifest: bytes) -> str:
+    with suppress(ValueError, RecursionError):
+        value = json.loads(manifest)
+        if isinstance(value, dict) and isinstance(value.get("mediaType"), str):
+            return str(value["mediaType"])
+    return OCI_MANIFEST
