@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DuopackError
-from pipeline.files import disk_errors, require_space
+from pipeline.files import require_space
 from pipeline.oci.digest import Digest
 from pipeline.oci.documents import canonical, parse_object
 from pipeline.oci.hashing import Piece, pour
 from pipeline.oci.model import OCI_MANIFEST, Blob, Descriptor, OnBytes
-from pipeline.oci.partial import PartialFile, sweep
+from pipeline.oci.partial import PartialFile, make_directory, sweep
 from pipeline.oci.tar import end, header, padding
 
 _FOLDER = "layers"
@@ -110,8 +110,7 @@ class ArchiveSink:
             if self.file.is_dir():
                 raise DuopackError("this is a directory", where=str(self.file), mend="name a file")
             prefix = f".{self.file.name}.partial-"
-            with disk_errors(self.file):
-                self.file.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.file.parent)
             sweep(self.file.parent, prefix)
             self._partial = PartialFile(self.file.parent, prefix)
             self._writer = ArchiveWriter(self._partial.write, self.name_tag)

@@ -28,7 +28,7 @@ from pipeline.oci.model import (
     Descriptor,
     OnBytes,
 )
-from pipeline.oci.partial import PartialFile, sweep
+from pipeline.oci.partial import PartialFile, make_directory, sweep
 
 REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -195,7 +195,7 @@ class LayoutSink:
             return
         with disk_errors(self.directory):
             _refuse_other_directories(self.directory)
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
             with _locked(self.directory) as handle:
                 if os.fstat(handle).st_size == 0:
                     os.write(handle, canonical({"imageLayoutVersion": _VERSION}))
@@ -271,11 +271,8 @@ def _read_bounded(path: Path) -> bytes:
 
 def _refuse_other_directories(directory: Path) -> None:
     """A directory with other things in it must not be strewn with blobs because of a mistyped name."""
-    if directory.exists() and not directory.is_dir():
-        raise DuopackError(
-            "this is a file, not a directory", where=str(directory), mend="choose another place"
-        )
-    if directory.is_dir() and not (directory / "oci-layout").exists() and any(directory.iterdir()):
+    # In this order: oci-layout is the first thing that another writer makes.
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / "oci-layout").exists():
         raise DuopackError(
             "the directory is not empty and not an OCI layout",
             where=str(directory),

@@ -82,6 +82,17 @@ class PartialFile:
         self._handle = -1
 
 
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it. Raises DuopackError where a file is in the way."""
+    try:
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DuopackError(
+            "this cannot be a directory: a file is in the way", where=str(path), mend="choose another place"
+        ) from error
+
+
 def sweep(directory: Path, prefix: str) -> None:
     """Removes the partial files in `directory` whose writers are dead."""
     for path in directory.iterdir():
