@@ -97,6 +97,8 @@ class ModelScope:
             return address.refused(error.status_code, file)
         if isinstance(error, errors.FileSizeMismatchError):
             return address.changed(file or "?", "")
+        if isinstance(error, ValueError):
+            return address.not_a_hub(error)
         if isinstance(error, errors.HubError | requests.RequestException):
             return address.unreachable(error)
         if isinstance(error, OSError):

@@ -133,7 +133,7 @@ def _require_matches(candidates: Sequence[RemoteFile], files: Files, where: str)
     if idle:
         examples = ", ".join(quoted(file.path) for file in candidates[:5]) or "none"
         raise DuopackError(
-            f"the include pattern {', '.join(map(repr, idle))} matches no file of the source, e.g. {examples}",
+            f"the include pattern {', '.join(map(repr, idle))} matches none of the files, e.g. {examples}",
             where=where,
             mend="correct files: include in models.yaml; patterns match the whole path",
         )
