@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.catalog.load import load_catalog
+from pipeline.catalog.document import parse_document
+from pipeline.catalog.load import catalog_from, load_catalog
 from pipeline.catalog.schema import Architecture, Catalog, Quantization
 from pipeline.lock.values import read_lock
 
@@ -134,3 +135,13 @@ def test_the_repositorys_lock_is_sound_and_names_only_what_the_catalog_has(catal
     assert (ROOT / "models.lock").read_bytes() == lock.to_bytes()
     assert set(lock.models) <= set(catalog.models)
     assert set(lock.bases) <= set(catalog.bases)
+
+
+def test_the_smallest_catalog_of_the_documentation_is_one():
+    page = (ROOT / "docs/catalog.md").read_text()
+    example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    assert (
+        catalog_from(parse_document(example[1].encode(), Path("models.yaml"))).models["9b"].default_profile
+        == "n9"
+    )
