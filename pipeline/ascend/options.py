@@ -1,8 +1,9 @@
 """Checks a `vllm serve` command line against the options that a version of vLLM really has.
 
 The facts are `data/vllm-<version>-serve-options.json`, read from that version's own parser: flags, whether a
-value follows, how many, and which. A version without a file is held against the newest older one, and then
-nothing is certain: every problem is a warning.
+value follows, how many, and which; `data/vllm-<version>-registered.json` names the parsers in its registries,
+to which a plugin may add. A version without a file is held against the newest older one, and then nothing is
+certain: every problem is a warning.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipeline.ascend.versions import version_key
 from pipeline.errors import DuopackError, quoted
 
 _FILE = re.compile(r"vllm-(.+)-serve-options\.json")
+_PLUGINS = {"--reasoning-parser": "--reasoning-parser-plugin", "--tool-call-parser": "--tool-parser-plugin"}
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 
 
@@ -65,16 +67,25 @@ def load_table(vllm_version: str) -> OptionTable:
         (name for name in ordered if version_key(name) <= wanted), key=version_key, default=ordered[0]
     )
     data = json.loads(known[version].read_text("utf-8"))
+    registered = _registered(version)
     options = (
         Option(
             flags=tuple(entry["flags"]),
             takes_value=entry["takes_value"],
             nargs=entry["nargs"] if isinstance(entry["nargs"], str) else None,
-            choices=tuple(entry["choices"]) if entry["choices"] else None,
+            choices=tuple(entry["choices"] or registered.get(entry["flags"][0], ())) or None,
         )
         for entry in data["options"]
     )
     return OptionTable(version, {flag: option for option in options for flag in option.flags})
+
+
+def _registered(version: str) -> Mapping[str, list[str]]:
+    file = resources.files("pipeline.ascend").joinpath("data", f"vllm-{version}-registered.json")
+    if not file.is_file():
+        return {}
+    names: Mapping[str, list[str]] = json.loads(file.read_text("utf-8"))["registered"]
+    return names
 
 
 def check_options(args: Sequence[str], vllm_version: str) -> list[Problem]:
@@ -91,6 +102,7 @@ def check_options(args: Sequence[str], vllm_version: str) -> list[Problem]:
 
 
 def _problems(args: list[str], table: OptionTable) -> Iterator[Problem]:
+    plugins = {_split(word)[0] for word in args if word.startswith("--")}
     position = 0
     if args and not _is_option(args[0]):
         position = 1  # the model
@@ -119,7 +131,7 @@ def _problems(args: list[str], table: OptionTable) -> Iterator[Problem]:
         position += 0 if glued is not None else len(values)
         if not values and option.nargs != "?":
             yield _error(flag, f"{flag} needs a value, and none follows it", f"write {flag} VALUE")
-        if not rest:
+        if not rest and _PLUGINS.get(name) not in plugins:
             yield from _bad_values(flag, values, option)
 
 

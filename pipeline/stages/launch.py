@@ -52,8 +52,12 @@ class LaunchFiles:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The findings that a builder should read, one sentence or two each."""
-        return tuple(str(finding) for finding in self.findings if finding.severity is Severity.WARNING)
+        """The findings that a builder should read; what several profiles share is said once."""
+        shared: dict[Finding, list[str]] = {}
+        for finding in self.findings:
+            if finding.severity is Severity.WARNING:
+                shared.setdefault(replace(finding, where=""), []).append(finding.where)
+        return tuple(str(replace(finding, where=", ".join(names))) for finding, names in shared.items())
 
 
 def launch_files(

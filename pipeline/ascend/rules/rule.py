@@ -33,6 +33,11 @@ class Finding:
         return f"{where}{self.sentence}. To mend: {self.mend} [{self.id}; {self.source}]"
 
 
+def when(applies: object, detail: object = "") -> str | None:
+    """The answer of `Rule.applies`: the detail when it holds, else None."""
+    return str(detail) if applies else None
+
+
 @dataclass(frozen=True)
 class Rule:
     """One piece of knowledge.
