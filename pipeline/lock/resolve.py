@@ -85,14 +85,14 @@ def lock_model(
     the entry still counts as what the catalog asked for. Raises DuopackError when no source serves, with what
     each one said.
     """
-    failures: dict[str, DuopackError] = {}
+    failures: list[tuple[str, DuopackError]] = []
     for source in sources or model.sources:
         try:
             locked = _from_source(key, model, source, (open_hub or _open_hub)(source, relative_to), on_file)
         except DuopackError as error:
-            failures[source.label] = error
+            failures.append((source.label, error))
             continue
-        for label, failure in failures.items():
+        for label, failure in failures:
             _tell(
                 on_note, f"model '{key}' is locked from {source.label}, since {label} failed: {failure.what}"
             )
@@ -136,7 +136,7 @@ def lock_base(
     """
     where = f"base '{key}'"
     found: dict[str, Digest] = {}
-    failures: dict[str, DuopackError] = {}
+    failures: list[tuple[str, DuopackError]] = []
     chosen: ImageSource | None = None
     for image in base.images:
         try:
@@ -145,11 +145,11 @@ def lock_base(
             found[image] = source.manifest(reference.wanted)[0].digest
             chosen = chosen or source
         except DuopackError as error:
-            failures[image] = error
+            failures.append((image, error))
     if chosen is None:
         raise _all_failed(failures, where, "no image of it can be read", "reach one of them, or add a mirror")
     _require_agreement(found, where)
-    for image, failure in failures.items():
+    for image, failure in failures:
         _tell(on_note, f"{where}: {image} could not be compared: {failure.what}")
     digest = next(iter(found.values()))
     platforms = _platforms(chosen, digest, base, where, on_note)
@@ -177,16 +177,16 @@ def _platforms(
     source: ImageSource, digest: Digest, base: Base, where: str, on_note: OnNote | None
 ) -> dict[str, Digest]:
     platforms: dict[str, Digest] = {}
-    missing: dict[str, DuopackError] = {}
+    missing: list[tuple[str, DuopackError]] = []
     for platform in base.platforms:
         try:
             platforms[platform] = _manifest_of(source, digest, platform, where)
         except DuopackError as error:
-            missing[platform] = error
+            missing.append((platform, error))
     if not platforms:
         mend = "name the platforms that the image has under 'platforms'"
         raise _all_failed(missing, where, "none of its platforms can be locked", mend)
-    for name, failure in missing.items():
+    for name, failure in missing:
         _tell(on_note, f"{where} is locked without {name}: {failure.what}")
     return platforms
 
@@ -204,10 +204,12 @@ def _manifest_of(source: ImageSource, digest: Digest, platform: str, where: str)
     return resolved.descriptor.digest
 
 
-def _all_failed(failures: Mapping[str, DuopackError], where: str, what: str, mend: str) -> DuopackError:
+def _all_failed(
+    failures: Sequence[tuple[str, DuopackError]], where: str, what: str, mend: str
+) -> DuopackError:
     if len(failures) == 1:
-        return next(iter(failures.values()))
-    lines = [f"\n  {name}: {error.what}" for name, error in failures.items()]
+        return failures[0][1]
+    lines = [f"\n  {name}: {error.what}" for name, error in failures]
     return DuopackError(f"{what}:{''.join(lines)}", where=where, mend=mend)
 
 
