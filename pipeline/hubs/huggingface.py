@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -61,6 +62,7 @@ class HuggingFace:
 
     def fetch(self, files: Sequence[FileRecord], directory: Path, on_bytes: OnBytes) -> None:
         """Fetches several files at once; the first failure stops the others."""
+        _ = self._api  # sets the client up before its threads start
         _remove_leftovers(directory)
         stop = threading.Event()
         with ThreadPoolExecutor(self.parallel, thread_name_prefix="huggingface") as pool:
@@ -94,7 +96,9 @@ class HuggingFace:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import logging as client_logging
 
-        client_logging.set_verbosity(logging.CRITICAL)  # its retries would write between the bars
+        # Its retries and its doubts about the disk would write between the bars; failures come as exceptions.
+        client_logging.set_verbosity(logging.CRITICAL)
+        warnings.filterwarnings("ignore", module="huggingface_hub")
         return HfApi(endpoint=self._endpoint)
 
     def _fault(self, error: BaseException, path: Path, file: str | None) -> DuopackError:

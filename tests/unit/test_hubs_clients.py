@@ -87,11 +87,13 @@ def test_files_in_subdirectories_are_listed_and_fetched(hub, kind, tmp_path):
     inner = hub.root / "Qwen/demo/TP2/deep"
     inner.mkdir(parents=True)
     (inner / "a b+c&d.json").write_text("{}")
+    (inner / "empty.txt").touch()
     source = opened(kind)
     records = [record for record in locked(source) if record.path.startswith("TP2/")]
-    assert [record.path for record in records] == ["TP2/deep/a b+c&d.json"]
+    assert [record.path for record in records] == ["TP2/deep/a b+c&d.json", "TP2/deep/empty.txt"]
     source.fetch(records, tmp_path, nothing)
     assert (tmp_path / records[0].path).read_text() == "{}"
+    assert (tmp_path / records[1].path).read_bytes() == b""
 
 
 def test_hugging_face_fetches_the_commit_that_was_listed(hub, tmp_path):
@@ -194,6 +196,37 @@ def test_an_empty_or_grown_file_is_not_left_as_if_it_were_whole(hub, kind, tmp_p
                 kind == "huggingface"
             )  # takes the size from the answer; the stage compares it with the lock
             (tmp_path / LARGE).unlink()
+
+
+def test_what_the_modelscope_cache_holds_is_not_fetched_again_unless_it_is_wrong(hub, tmp_path):
+    from modelscope.hub.snapshot_download import snapshot_download
+
+    records = locked(opened("modelscope"))
+    cache = Path(snapshot_download("Qwen/demo"))
+    (cache / "config.json").write_text("changed in the cache")
+    hub.forget()
+    counted: Counter[str] = Counter()
+    opened("modelscope").fetch(records, tmp_path / "out", lambda path, count: counted.update({path: count}))
+    assert {request.file for request in hub.requests if request.file} == {"config.json"}
+    assert all(sha256_file(tmp_path / "out" / record.path) == record.sha256 for record in records)
+    assert counted == {record.path: record.size for record in records}
+
+
+def test_a_cache_on_another_disk_is_copied_from(hub, tmp_path, monkeypatch):
+    import errno
+
+    from modelscope.hub.snapshot_download import snapshot_download
+
+    def refuse(self, source):
+        raise OSError(errno.EXDEV, "cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    records = locked(opened("modelscope"))
+    snapshot_download("Qwen/demo")
+    hub.forget()
+    opened("modelscope").fetch(records, tmp_path / "out", nothing)
+    assert not [request for request in hub.requests if request.file]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {record.path for record in records}
 
 
 def test_one_bad_file_among_good_ones_is_the_one_named(hub, kind, tmp_path):
