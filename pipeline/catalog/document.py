@@ -17,7 +17,8 @@ import yaml
 
 from pipeline.errors import UsageError, quoted
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 256 << 10
+"""Some hundred models; PyYAML needs seconds for a megabyte, and a hostile file shall not cost more."""
 MAX_VALUES = 100_000
 
 KeyPath = tuple[str | int, ...]
@@ -105,7 +106,7 @@ def read_document(path: Path) -> Document:
         ) from error
     if len(raw) > MAX_BYTES:
         raise UsageError(
-            f"it is larger than {MAX_BYTES >> 20} MiB, which no catalog is",
+            f"it is larger than {MAX_BYTES >> 10} KiB, which no catalog is",
             where=str(path),
             mend="check that this is the right file",
         )
@@ -166,7 +167,9 @@ class _Builder:
         if id(node) in self.open:
             self._give_up(node, "an alias stands for something that contains it")
         if self.built > MAX_VALUES:
-            self._give_up(node, f"with its aliases unfolded the file has more than {MAX_VALUES} values")
+            self._give_up(
+                node, f"the file has more than {MAX_VALUES} values, counting what its aliases stand for"
+            )
         self.open.add(id(node))
         try:
             yield

@@ -97,9 +97,12 @@ def test_one_name_cannot_mean_two_things(catalog, kind):
     assert "rename one of them" in only_problem(catalog)
 
 
-@pytest.mark.parametrize(("directory", "said"), [("dir-one", "is also"), ("dir-one/in", "overlaps")])
-def test_no_model_lies_in_the_directory_of_another(catalog, directory, said):
-    catalog["models"]["two"]["directory"] = directory
+@pytest.mark.parametrize(
+    ("first", "second", "said"), [("x", "x", "is also"), ("x", "x/y", "overlaps"), ("x/y", "x", "overlaps")]
+)
+def test_no_model_lies_in_the_directory_of_another(catalog, first, second, said):
+    catalog["models"]["one"]["directory"] = first
+    catalog["models"]["two"]["directory"] = second
     assert f"{said} that of model 'one'" in only_problem(catalog)
 
 

@@ -40,6 +40,9 @@ def test_merge_keys_fill_in_what_the_map_does_not_say_itself():
     assert document.data["b"] == {"y": 3, "x": 1}
     assert document.data["c"] == {"x": 7, "y": 2}
     assert document.entry(("b", "x")).key.line == 1
+    assert list(document.data["b"]) == ["y", "x"], (
+        "a map's own keys come first: the first profile is the command"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,5 +121,5 @@ def test_a_directory_is_not_a_catalog(tmp_path):
 def test_a_file_of_absurd_size_is_refused(tmp_path):
     path = tmp_path / "models.yaml"
     path.write_bytes(b"#" * (MAX_BYTES + 1))
-    with pytest.raises(UsageError, match="larger than 1 MiB"):
+    with pytest.raises(UsageError, match="larger than 256 KiB"):
         read_document(path)

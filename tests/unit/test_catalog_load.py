@@ -150,6 +150,12 @@ def test_all_errors_of_a_file_are_shown_at_once_in_the_order_of_lines():
     assert len(rest) == 2
 
 
+def test_a_key_given_right_and_misspelt_is_judged_in_both_places():
+    said = [problem.what for problem in problems(edited(("title: M", "titel: M\n    title: 5")))]
+    assert len(said) == 2
+    assert "YAML reads 5 as a number" in said[1]
+
+
 def test_contradictions_are_shown_beside_the_errors_of_other_entries():
     other = (
         SMALLEST[SMALLEST.index("  m:") :].replace("  m:", "  n:").replace("p: {", "q: {").replace("M", "N")
