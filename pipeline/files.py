@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -122,10 +123,30 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def exclusive(lock: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Holds `lock` (an empty file) while the block runs; waits for another duopack, saying so once.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
+    with disk_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait(f"waiting for another duopack that holds {lock}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def human_size(size: float) -> str:
     """A size in bytes for people: binary units, three figures."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.5 else f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"

@@ -16,6 +16,7 @@ from pipeline.ascend.rules import Finding, Severity, judge
 from pipeline.ascend.scripts import healthcheck_script, list_script, serve_script
 from pipeline.ascend.serve import MODELS_ROOT, arguments, command, defaults, settings, weights_path
 from pipeline.errors import DuopackError, quoted
+from pipeline.oci.image import Healthcheck
 
 if TYPE_CHECKING:
     from pipeline.catalog.schema import Base, Model, Profile
@@ -24,21 +25,20 @@ SCRIPTS = f"{MODELS_ROOT}/scripts"
 LABEL = "io.duopack."
 OWN_SCRIPTS = frozenset({"healthcheck", "list"})
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class LaunchFiles:
     """What the launch stage adds to an image.
 
-    `files` are path without the leading slash, mode and bytes, sorted by path. `healthcheck` is the config's
-    Healthcheck (durations in nanoseconds). `findings` are the rules that apply, without errors.
+    `files` are path without the leading slash, mode and bytes, sorted by path. `findings` are the rules that apply,
+    without errors.
     """
 
     files: tuple[tuple[str, int, bytes], ...]
     labels: Mapping[str, str]
     command: list[str]
-    healthcheck: Mapping[str, Any]
+    healthcheck: Healthcheck
     exposed_ports: tuple[int, ...]
     findings: tuple[Finding, ...]
     env: Mapping[str, str]
@@ -93,13 +93,8 @@ def launch_files(
         files=tuple(sorted(files)),
         labels=_labels(models, base, base_digest, default_profile, chosen, described),
         command=[f"{SCRIPTS}/{default_profile}.sh"],
-        healthcheck={
-            "Test": ["CMD", f"{SCRIPTS}/healthcheck.sh"],
-            "Interval": 30 * SECOND,
-            "Timeout": 10 * SECOND,
-            "StartPeriod": 1800 * SECOND,  # tens of GB from a slow disk, then graphs to capture
-            "Retries": 3,
-        },
+        # Tens of GB from a slow disk, then graphs to capture: a long start period.
+        healthcheck=Healthcheck(("CMD", f"{SCRIPTS}/healthcheck.sh"), start_period=1800),
         exposed_ports=tuple(sorted({profile.port for _, _, _, profile in profiles})),
         findings=findings,
         env={},

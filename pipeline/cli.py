@@ -1,0 +1,191 @@
+"""The command line: arguments in, exit code out; what the commands do is in `pipeline.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline import __version__
+from pipeline.errors import DuopackError, UsageError
+
+DESCRIPTION = "From a line in models.yaml to a verified, ready-to-serve Qwen image for Atlas 300I Duo (310P)."
+PLATFORMS = ("linux/arm64", "linux/amd64")
+EPILOG = """\
+DEST and IMAGE are written as skopeo does:
+  docker://HOST/REPOSITORY[:TAG]   a registry          oci:DIR[:TAG]              an OCI layout
+  docker-archive:FILE[:NAME:TAG]   for 'docker load'   docker-daemon:NAME:TAG     the local engine
+Exit codes: 0 done, 1 a check or a stage failed, 2 wrong use.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; errors go to stderr in one paragraph, results to stdout."""
+    options = make_parser().parse_args(arguments)
+    # A CI runner ends a job with SIGTERM: leave as cleanly as on Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        command = importlib.import_module(f"pipeline.commands.{options.module}")
+        code: int = command.run(options)
+        sys.stdout.flush()
+        return code
+    except DuopackError as error:
+        if options.debug:
+            raise
+        return _fail(error, options)
+    except KeyboardInterrupt:
+        _say("\nInterrupted. What is complete is kept; the same command goes on from there.")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`duopack list | head`): nothing to say, and nowhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if options.debug:
+            raise
+        name = str(error.filename) if error.filename else options.command
+        return _fail(
+            DuopackError(error.strerror or str(error), where=name, mend="see --debug for where it happened"),
+            options,
+        )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="duopack",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"duopack {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+
+    def add(
+        name: str, text: str, *, module: str | None = None, json_output: bool = True
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.set_defaults(module=module or name)
+        command.add_argument(
+            "--catalog", type=Path, metavar="FILE", help="the catalog (default: models.yaml)"
+        )
+        command.add_argument(
+            "--work", type=Path, metavar="DIR", help="where downloads and images go (default: build)"
+        )
+        command.add_argument("--quiet", action="store_true", help="only warnings and the result")
+        command.add_argument("--debug", action="store_true", help="show a traceback on errors")
+        if json_output:
+            command.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+        else:
+            command.set_defaults(json=False)
+        return command
+
+    add("list", "show the models, sets and profiles of the catalog", module="list_models")
+    add("schema", "print the JSON schema of models.yaml, for editors", json_output=False)
+
+    lock = add("lock", "resolve files and base digests into models.lock, and show what has moved")
+    lock.add_argument("keys", nargs="*", metavar="KEY", help="models to lock (default: all, and all bases)")
+    lock.add_argument(
+        "--update", action="store_true", help="take what has moved, and drop what left the catalog"
+    )
+    lock.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when anything is stale or has moved"
+    )
+    lock.add_argument(
+        "--source",
+        metavar="SRC",
+        help="take the file list from here: modelscope:ID[@REV], huggingface:ID[@REV], dir:PATH",
+    )
+
+    check = add("check", "judge models by the rules for 310P, without building")
+    check.add_argument("keys", nargs="*", metavar="KEY", help="models to judge (default: all)")
+    check.add_argument("--base", metavar="NAME", help="a base of the catalog (default: its default_base)")
+
+    scripts = add(
+        "scripts", "write the start scripts and launch.json of a model, as they will be in the image"
+    )
+    scripts.add_argument("key", metavar="KEY")
+    scripts.add_argument("--base", metavar="NAME", help="a base of the catalog")
+    scripts.add_argument("--to", metavar="DIR", type=Path, required=True)
+
+    build = add("build", "build images: download, check, layer, and send in one pass")
+    build.add_argument(
+        "keys", nargs="+", metavar="KEY", help="a model, a profile (nn27) or a set of the catalog"
+    )
+    build.add_argument(
+        "--to",
+        metavar="DEST",
+        help="where the image goes (default: the catalog's registry, or oci:build/KEY)",
+    )
+    build.add_argument(
+        "--source",
+        metavar="SRC",
+        help="take the weights from here instead: modelscope:ID, huggingface:ID, dir:PATH",
+    )
+    build.add_argument(
+        "--base", metavar="REF", help="a base of the catalog by name, or any image: docker://…, oci:DIR"
+    )
+    build.add_argument(
+        "--platform",
+        metavar="OS/ARCH",
+        choices=PLATFORMS,
+        help="default: the catalog's, linux/arm64",
+    )
+    build.add_argument(
+        "--locked", action="store_true", help="refuse what models.lock does not hold already (for CI)"
+    )
+    build.add_argument("--dry-run", action="store_true", help="show what would be in the image, and stop")
+
+    publish = add("publish", "copy a built image to a registry, byte for byte")
+    publish.add_argument("image", metavar="KEY|IMAGE", help="a key (its image in oci:build/KEY), or an image")
+    publish.add_argument("--to", metavar="DEST", help="default: where the catalog or DUOPACK_REGISTRY says")
+    publish.add_argument(
+        "--from-registry", metavar="HOST/NAMESPACE", help="take the key's image from here, not from build/"
+    )
+    publish.add_argument("--base", metavar="NAME", help="the base that the image was built on")
+    publish.add_argument("--platform", metavar="OS/ARCH", choices=PLATFORMS, help="its platform")
+
+    smoke = add(
+        "smoke", "ask a running server, or an image started on Ascend chips, to prove that it answers"
+    )
+    smoke.add_argument("key", metavar="KEY", help="what should be served")
+    smoke.add_argument(
+        "--url",
+        metavar="URL",
+        help="a running server (default: DUOPACK_SMOKE_URL; else a container is started)",
+    )
+    smoke.add_argument(
+        "--image",
+        metavar="NAME:TAG",
+        help="the image to start, as the engine knows it (default: where the key is published)",
+    )
+    smoke.add_argument(
+        "--chips", metavar="N,N", help="host ids of the chips (default: DUOPACK_CHIPS, else the first ones)"
+    )
+    smoke.add_argument("--start-limit", metavar="MINUTES", type=float, default=60.0, help="default: 60")
+
+    add("demo", "the whole job on a tiny model, offline, in about a minute")
+    return parser
+
+
+def _fail(error: DuopackError, options: argparse.Namespace) -> int:
+    if options.json:
+        from pipeline.reports.output import print_json
+
+        print_json({"error": {"what": error.what, "where": error.where, "mend": error.mend}})
+    kind = "wrong use" if isinstance(error, UsageError) else "error"
+    _say(f"duopack {options.command}: {kind}: {error}")
+    return error.exit_code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    del number, frame
+    raise KeyboardInterrupt

@@ -1,0 +1,35 @@
+"""`duopack check`: the rules for 310P, held against the catalog's profiles."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from pipeline.ascend.rules import Severity
+from pipeline.catalog.load import load_catalog
+from pipeline.catalog.target import find_target
+from pipeline.commands.common import settings_of
+from pipeline.reports.output import print_json, print_text
+from pipeline.stages.launch import check
+
+
+def run(options: argparse.Namespace) -> int:
+    catalog = load_catalog(settings_of(options).catalog)
+    findings = {}
+    for key in options.keys or catalog.models:
+        target = find_target(catalog, key, base=options.base)
+        for _, model in target.models:
+            for name, profile in model.profiles.items():
+                findings[name] = check(name, model, profile, target.base)
+    failed = any(one.severity is Severity.ERROR for found in findings.values() for one in found)
+    if options.json:
+        print_json({name: [asdict(one) for one in found] for name, found in findings.items()})
+        return 1 if failed else 0
+    for name, found in findings.items():
+        print_text(
+            f"{name}: "
+            + ("no findings" if not found else f"{len(found)} finding{'s' if len(found) > 1 else ''}")
+        )
+        for one in found:
+            print_text(f"  {one.severity}: {one.sentence}. To mend: {one.mend} [{one.id}; {one.source}]")
+    return 1 if failed else 0

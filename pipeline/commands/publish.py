@@ -1,0 +1,56 @@
+"""`duopack publish`: a built image, copied to where people pull it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from pipeline.catalog.load import load_catalog
+from pipeline.catalog.schema import Catalog
+from pipeline.catalog.target import build_keys, find_target
+from pipeline.commands.common import destination_of, settings_of, showing
+from pipeline.errors import UsageError
+from pipeline.files import human_size
+from pipeline.oci.reference import Reference, parse_reference
+from pipeline.reports.output import print_json, print_text
+from pipeline.settings import Settings
+from pipeline.stages.base import base_names, refuse_base_as_destination
+from pipeline.stages.publish import publish, under_registry
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = settings_of(options)
+    catalog = load_catalog(settings.catalog)
+    source, destination = _places(options, catalog, settings)
+    refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, None))
+    with showing(options) as progress:
+        done = publish(source, destination, settings, progress)
+    if options.json:
+        print_json(asdict(done))
+    else:
+        print_text(
+            f"{done.destination}\n  digest    {done.digest}\n"
+            f"  sent      {done.layers_sent} layers, {human_size(done.sent)}"
+        )
+    return 0
+
+
+def _places(options: argparse.Namespace, catalog: Catalog, settings: Settings) -> tuple[Reference, Reference]:
+    """Source and destination: from a key they follow the catalog, an image needs --to."""
+    if options.image not in {row.key for row in build_keys(catalog)}:
+        if not options.to or options.from_registry:
+            raise UsageError(
+                f"'{options.image}' is not a key of the catalog, so the names do not follow from it",
+                mend="give a key ('duopack list'), or an image with --to DEST and without --from-registry",
+            )
+        return parse_reference(options.image), parse_reference(options.to)
+    target = find_target(catalog, options.image, base=options.base, platform=options.platform)
+    destination = parse_reference(options.to or destination_of(catalog, target, settings))
+    if options.from_registry:
+        return under_registry(destination, options.from_registry), destination
+    if destination.transport == "oci" and not options.to:
+        raise UsageError(
+            "there is no registry to publish to",
+            mend="set DUOPACK_REGISTRY=registry.example/namespace, or publish.repository in models.yaml, or give --to",
+        )
+    return parse_reference(f"oci:{settings.work}/{target.key}"), destination

@@ -1,0 +1,13 @@
+"""The stages, in the order in which `build` runs them.
+
+    lock      models.yaml → models.lock: every file's sha256, every base's digest     (pipeline.lock)
+    download  the lock's files on disk, each checked                                  download.py
+    launch    start scripts, launch.json, labels                                      launch.py
+    image     base + one layer per large file + launch layer, as a value              image.py
+    send      that value into a registry, layout, archive or engine, in one pass      build.py, pipeline.oci
+    publish   a finished image copied byte for byte to where people pull it           publish.py
+
+A stage is a function of its inputs and returns a frozen result. Only `download` keeps state on disk: a
+record of what it has verified, keyed by sha256 and file identity, so that a second run reads nothing
+again. The layer memo (`LayerMemo`) likewise remembers the digest of a layer that was packed before.
+"""
