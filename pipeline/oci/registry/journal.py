@@ -47,9 +47,13 @@ class Journal:
         if directory:
             self._claim(directory)
 
+    @property
+    def is_kept(self) -> bool:
+        return self._handle >= 0
+
     def find(self, key: str) -> OpenUpload | None:
         """The open upload of the blob that `key` names, if there is one."""
-        if self._handle < 0:
+        if not self.is_kept:
             return None
         try:
             with self._path(key).open("rb") as file:
@@ -64,7 +68,7 @@ class Journal:
 
     def record(self, key: str, entry: OpenUpload) -> None:
         """Keeps an upload's state in the place of an earlier one; a full disk costs only the hint."""
-        if self._handle < 0:
+        if not self.is_kept:
             return
         with suppress(DuopackError, OSError):
             # The location may let its bearer write to the upload: for the owner's eyes.
@@ -72,14 +76,14 @@ class Journal:
 
     def forget(self, key: str) -> None:
         """Removes an entry: its upload is finished, or lost."""
-        if self._handle >= 0:
+        if self.is_kept:
             with suppress(OSError):
                 self._path(key).unlink()
 
     def close(self) -> None:
         """Lets other processes in; entries stay."""
         with self._lock:
-            if self._handle >= 0:
+            if self.is_kept:
                 os.close(self._handle)
                 self._handle = -1
 

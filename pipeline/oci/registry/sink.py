@@ -61,7 +61,6 @@ class RegistrySink:
         self._habits = Habits.of(reference.registry, chunk)
         self._stop = threading.Event()
         self._seen: dict[Digest, float] = {}
-        self._sent: dict[Digest, Blob] = {}
 
     def has(self, digest: Digest, size: int) -> bool:
         """Asks the registry (HEAD). Raises RegistryError when it cannot be asked."""
@@ -79,14 +78,14 @@ class RegistrySink:
         is_mounted, location = self._mount(blob.digest) if blob.digest else (False, None)
         if is_mounted and blob.digest:
             on_bytes(blob.size)
-            return self._arrived(blob.digest, blob)
+            return self._arrived(blob.digest)
         upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal, self._stop)
-        return self._arrived(upload.run(location), blob)
+        return self._arrived(upload.run(location))
 
     def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
         """Sends the config and the manifest, after every layer is known to be there; reads it back by name.
 
-        A layer that the registry has lost meanwhile is sent again when this sink has sent it.
+        Raises RegistryError, also for a layer that the registry has lost meanwhile.
         """
         self._require_open()
         media_type = _media_type(manifest)
@@ -150,8 +149,7 @@ class RegistrySink:
             location = self._client.locate(answer, url)
         return False, location
 
-    def _arrived(self, digest: Digest, blob: Blob) -> Digest:
-        self._sent[digest] = blob
+    def _arrived(self, digest: Digest) -> Digest:
         self._seen[digest] = time.monotonic()
         return digest
 
@@ -162,15 +160,12 @@ class RegistrySink:
         with ThreadPoolExecutor(self.parallel) as pool:
             present = list(pool.map(lambda one: self.has(one.digest, one.size), doubtful.values()))
         for layer, is_present in zip(doubtful.values(), present, strict=True):
-            if is_present:
-                continue
-            if layer.digest not in self._sent:
+            if not is_present:
                 raise RegistryError(
-                    f"the layer {layer.digest} is no longer in the registry",
+                    f"the layer {layer.digest} is not in the registry, or no longer",
                     where=str(self._reference),
                     mend="run the same command again: it will be sent, and what is there will not",
                 )
-            self.put_blob(self._sent[layer.digest], lambda _: None)
 
     def _require_open(self) -> None:
         if self._stop.is_set():

@@ -250,7 +250,8 @@ class BlobUpload:
 
     def _take_up_old_session(self) -> None:
         """Goes on with what an earlier run left behind, when registry and bytes agree with the journal."""
-        if self._blob.size <= self._habits.chunk or self._habits.manner is not Manner.CHUNKS:
+        is_one_piece = self._blob.size <= self._habits.chunk
+        if is_one_piece or not self._journal.is_kept or self._habits.manner is not Manner.CHUNKS:
             return
         for _ in self._feed.take(min(_HEAD, self._blob.size)):
             pass
@@ -267,6 +268,7 @@ class BlobUpload:
             return
         if fresh:
             self._client.cancel(fresh)
+        self._was_cut = True
         self._report(self._feed.offset)
 
     def _agrees(self, entry: OpenUpload) -> bool:
