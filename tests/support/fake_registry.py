@@ -52,7 +52,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came."""
+    """A request as it came; header names in Title-Case."""
 
     method: str
     path: str
@@ -150,7 +150,9 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         self.body_read = False
         with fake.lock:
-            fake.seen.append(Seen(self.command, self.path, dict(self.headers.items())))
+            fake.seen.append(
+                Seen(self.command, self.path, {name.title(): value for name, value in self.headers.items()})
+            )
             fault = next((fault for fault in fake.faults if fault.matches(self)), None)
         if fault:
             self._misbehave(fault)

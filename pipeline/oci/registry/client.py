@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -144,7 +144,7 @@ class Client:
 
     def is_place(self, url: str) -> bool:
         """Whether an address that was kept in a file belongs to this registry: no other gets our requests."""
-        return url.isprintable() and self._is_ours(url)
+        return resolved_address(self._base, url) is not None and self._is_ours(url)
 
     def locate(self, answer: Answer, base: str) -> str:
         """The absolute address in an answer's Location header; `base` is the address that was asked.
@@ -153,30 +153,22 @@ class Client:
         host is the registry's, its known address is used. Raises RegistryError for no address, or a bad one.
         """
         location = answer.header("Location")
-        broken = RegistryError(
-            "it began an upload without saying where", where=self.registry, mend="look at the registry's log"
-        )
-        try:
-            found, ours = urlsplit(urljoin(base, location)), urlsplit(self._base)
-            if (
-                not location
-                or not location.isprintable()
-                or found.scheme not in {"http", "https"}
-                or not found.hostname
-            ):
-                raise broken
-            if found.hostname == ours.hostname and found.scheme != ours.scheme:
-                found = found._replace(scheme=ours.scheme, netloc=ours.netloc)
-            is_clear_text = found.scheme == "http" and ours.scheme == "https"
-        except ValueError:
-            raise broken from None
-        if is_clear_text:
+        found, ours = resolved_address(base, location) if location else None, urlsplit(self._base)
+        if found is None:
+            raise RegistryError(
+                "it began an upload without saying where",
+                where=self.registry,
+                mend="look at the registry's log",
+            )
+        if found.hostname == ours.hostname and found.scheme != ours.scheme:
+            found = found._replace(scheme=ours.scheme, netloc=ours.netloc)
+        if found.scheme == "http" and ours.scheme == "https":
             raise RegistryError(
                 "it wants the upload sent to another host without TLS",
                 where=self.registry,
-                mend="mend its address there",
+                mend="its external address is set wrongly: ask who runs it",
             )
-        return urlunsplit(found._replace(netloc=found.netloc.rpartition("@")[2], fragment=""))
+        return urlunsplit(found)
 
     def close(self) -> None:
         self._transport.close()
@@ -204,18 +196,12 @@ class Client:
         )
 
     def _redirected(self, url: str, answer: Answer) -> str:
-        target = urljoin(url, answer.header("Location"))
-        parts = urlsplit(target)
-        if (
-            not target.isprintable()
-            or parts.scheme not in {"http", "https"}
-            or not parts.hostname
-            or target == url
-        ):
+        target = resolved_address(url, answer.header("Location"))
+        if target is None or urlunsplit(target) == url:
             raise RegistryError(
                 "it redirects to nowhere", where=self.registry, mend="look at proxies in between"
             )
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment=""))
+        return urlunsplit(target)
 
     def _open(
         self,
@@ -250,6 +236,18 @@ class Client:
             return answer
 
         return self.patience.run(once)
+
+
+def resolved_address(base: str, target: str) -> SplitResult | None:
+    """An address from outside, made absolute, without login and fragment; None when it is not http or https."""
+    try:
+        parts = urlsplit(urljoin(base, target))
+        is_address = target.isprintable() and parts.scheme in {"http", "https"} and parts.hostname
+        if not is_address or parts.port == 0:
+            return None
+    except ValueError:
+        return None
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.oci.digest import Digest
@@ -20,7 +20,7 @@ from pipeline.oci.model import (
     Blob,
     Descriptor,
 )
-from pipeline.oci.registry.client import Client
+from pipeline.oci.registry.client import Client, resolved_address
 from pipeline.oci.registry.failures import RegistryError
 
 _TYPES = (OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST)
@@ -56,10 +56,10 @@ class RegistrySource:
             following = re.match(r'\s*<([^>]+)>\s*;\s*rel="?next"?', answer.header("Link"))
             if not following or not page or len(found) > _MAX_TAGS:
                 break
-            target = urljoin(url, following[1])
-            if urlsplit(target).netloc != urlsplit(url).netloc or target == url:
+            target = resolved_address(url, following[1])
+            if target is None or target.netloc != urlsplit(url).netloc or urlunsplit(target) == url:
                 break
-            url = target
+            url = urlunsplit(target)
         return tuple(dict.fromkeys(found[:_MAX_TAGS]))
 
     def close(self) -> None:

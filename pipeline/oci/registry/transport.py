@@ -110,6 +110,9 @@ class _Listening(HTTPConnection):
         self.sock.settimeout(_STALL_SECONDS)
         try:
             super().send(data)
+        except ssl.SSLEOFError as error:
+            self._spoiled = True
+            raise BrokenPipeError(errno.EPIPE, "the server hung up") from error
         except OSError:
             self._spoiled = True
             raise
