@@ -104,9 +104,9 @@ def test_licences_are_told_only_when_all_are_known() -> None:
 
 def test_the_health_check_waits_for_a_long_load() -> None:
     made = make()
-    assert made.healthcheck["Test"] == ["CMD", "/models/scripts/healthcheck.sh"]
-    assert made.healthcheck["StartPeriod"] >= 600 * 10**9
-    assert made.healthcheck["Timeout"] == 10 * 10**9
+    assert made.healthcheck.test == ("CMD", "/models/scripts/healthcheck.sh")
+    assert made.healthcheck.start_period >= 600
+    assert made.healthcheck.timeout == 10
 
 
 def test_every_port_of_the_image_is_exposed() -> None:

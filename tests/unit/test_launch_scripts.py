@@ -485,6 +485,15 @@ def test_jemalloc_is_preloaded_only_when_the_file_is_there(machine: Machine) -> 
     assert "LD_PRELOAD" not in machine.run(script, DUOPACK_JEMALLOC="").env
 
 
+def test_what_is_preloaded_already_is_kept_and_jemalloc_is_not_loaded_twice(machine: Machine) -> None:
+    script = machine.script(model())
+    library, other = machine.write("libjemalloc.so.2", ""), machine.write("libother.so", "")
+    env = machine.run(script, DUOPACK_JEMALLOC=str(library), LD_PRELOAD=str(other)).env
+    assert env["LD_PRELOAD"] == f"{library}:{other}"
+    env = machine.run(script, DUOPACK_JEMALLOC=str(library), LD_PRELOAD=str(library)).env
+    assert env["LD_PRELOAD"] == str(library)
+
+
 def test_a_profile_s_variables_can_be_overridden_and_win_over_the_guide_s(machine: Machine) -> None:
     script = machine.script(model(profile(env={"HCCL_BUFFSIZE": "1024", "MY_MODE": "a 'b' $(touch owned)"})))
     env = machine.run(script).env
@@ -601,7 +610,10 @@ def answering(machine: Machine) -> Iterator[list[bytes]]:
                 with connection:
                     request = b""
                     while answers[0] is not HANG_UP and not request.endswith(b"\r\n\r\n"):
-                        request += connection.recv(4096)
+                        received = connection.recv(4096)
+                        if not received:
+                            break
+                        request += received
                     requests.append(request)
                     connection.sendall(answers[0])
 
