@@ -103,10 +103,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> RegistryServer:
-    """An empty registry without login."""
-    with RegistryServer(tmp_path / "registry") as server:
-        yield server

@@ -46,6 +46,7 @@ class BlobUpload:
         self._doing = f"sending a layer of {blob.size} bytes to {client.repository}"
         self._key = ""
         self._reported = 0
+        self._cuts = 0
         self._location: str | None = None
         self._whole: Digest | None = None
         self._forget_session()
@@ -162,7 +163,11 @@ class BlobUpload:
 
         assert self._location is not None
         url, self._is_unsure = self._location, True
-        answer = self._client.send(method, url, body, length, headers, self._commit_seconds)
+        try:
+            answer = self._client.send(method, url, body, length, headers, self._commit_seconds)
+        except RegistryError:
+            self._cuts += self._feed.offset > start
+            raise
         if answer.status not in expect:
             self._is_unsure = answer.status == 413 or is_transient(answer.status)
             raise refusal(answer, self._doing, self._client.registry)
@@ -200,7 +205,8 @@ class BlobUpload:
             self._was_cut = self._is_unsure = True
             self._client.patience.wait(failures, error)
             # A proxy that resets each second PATCH looks like a bad line: three times is no accident.
-            if failures % 3 == 0:
+            if self._cuts >= 3 and failures >= 3:
+                self._cuts = 0
                 self._next_manner(manner)
             return
         is_about_session = self._location is not None and error.status in _LOST
@@ -228,6 +234,7 @@ class BlobUpload:
             self._abandon()
             return None
         self._rewind(offset)
+        self._confirmed = offset
         return None
 
     def _offset_there(self, limit: int) -> int | None:
