@@ -1,0 +1,253 @@
+"""All ranks' files, written together in one pass: every byte of the checkpoint is read once, in large blocks.
+
+Ranks have the same tensors in the same order, so their files grow side by side; each has a thread that hashes
+and writes. Memory is a few blocks per rank, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from pipeline.errors import DuopackError, quoted
+from pipeline.files import FileRecord
+from pipeline.weights.safetensors import DTYPE_BITS, Tensor
+from pipeline.weights.safetensors_writer import BLOCK, Declared, SafetensorsWriter, lay_out
+from pipeline.weights.shards.binding import Bound
+from pipeline.weights.shards.convert import NUMPY, Convert, Loss, conversion
+from pipeline.weights.shards.plan import Piece
+from pipeline.weights.shards.source import Reader, Source, reading
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+OnBytes = Callable[[int], None]
+
+
+def shard_name(rank: int, part: int) -> str:
+    """The name that vLLM's loader looks for by default."""
+    return f"model-rank-{rank}-part-{part}.safetensors"
+
+
+def split_parts(bound: Sequence[Bound], part_size: int) -> Iterator[tuple[Bound, ...]]:
+    """The targets of each part, as upstream's own saver cuts them: before `part_size` bytes would be exceeded."""
+    part: list[Bound] = []
+    size = 0
+    for one in bound:
+        needed = _declared(one).size
+        if part and size + needed > part_size:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(one)
+        size += needed
+    yield tuple(part)
+
+
+def size_of_ranks(bound: Sequence[Bound], ranks: int) -> int:
+    """Bytes of tensor data of all ranks together."""
+    return ranks * sum(_declared(one).size for one in bound)
+
+
+def write_ranks(
+    bound: Sequence[Bound], source: Source, directory: Path, *, ranks: int, part_size: int, on_bytes: OnBytes
+) -> tuple[FileRecord, ...]:
+    """Writes `model-rank-*-part-*.safetensors` into `directory`; `on_bytes` is told of bytes read.
+
+    Raises DuopackError when the disk is full, when the source changes meanwhile, and when a value does not fit
+    into its new dtype, with the tensor, the number of such values and the largest.
+    """
+    records: list[FileRecord] = []
+    with reading(source) as reader:
+        for number, part in enumerate(split_parts(bound, part_size)):
+            layout = lay_out(_declared(one) for one in part)
+            by_name = {one.target.name: one for one in part}
+            with ExitStack() as stack:
+                writers = [
+                    stack.enter_context(SafetensorsWriter(directory / shard_name(rank, number), layout))
+                    for rank in range(ranks)
+                ]
+                share_out = _SharingOut(reader, source, writers, on_bytes)
+                for tensor in layout.tensors:
+                    share_out.target(by_name[tensor.name])
+            records += [writer.record for writer in writers]
+    return tuple(sorted(records))
+
+
+def _declared(one: Bound) -> Declared:
+    return Declared(one.target.name, one.target.dtype, one.target.shape)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A source tensor on its way into targets of one dtype."""
+
+    name: str
+    file: str
+    tensor: Tensor
+    width: int
+    """Bytes of one source element."""
+    convert: Convert | None
+    out: np.dtype[Any]
+
+
+class _SharingOut:
+    """Gives each rank its share of the targets of one part, in the files' order."""
+
+    def __init__(
+        self, reader: Reader, source: Source, writers: Sequence[SafetensorsWriter], on_bytes: OnBytes
+    ) -> None:
+        self._reader = reader
+        self._source = source
+        self._writers = writers
+        self._on_bytes = on_bytes
+        self._scratch = memoryview(bytearray(BLOCK))
+
+    def target(self, one: Bound) -> None:
+        if not one.pieces:
+            value = np.full(prod(one.target.shape), one.target.fill, NUMPY[one.target.dtype])
+            return _write(self._writers, value)
+        streams = [self._stream(piece, one) for piece in one.pieces]
+        if one.target.alike:
+            return self._alike(streams)
+        for piece, stream in zip(one.pieces, streams, strict=True):
+            self._piece(piece, stream)
+        return None
+
+    def _stream(self, piece: Piece, one: Bound) -> _Stream:
+        file, tensor = self._source.tensors[piece.source]
+        dtype = one.target.dtype
+        width = DTYPE_BITS[tensor.dtype] // 8
+        convert = conversion(tensor.dtype, dtype)
+        return _Stream(piece.source, file, tensor, width, convert, np.dtype(NUMPY[dtype]))
+
+    def _alike(self, streams: Sequence[_Stream]) -> None:
+        """One value for several fused linears: vLLM would keep the last in silence."""
+        values = [self._read(stream, 0, 1).tobytes() for stream in streams]
+        for stream, value in zip(streams, values, strict=True):
+            if value != values[0]:
+                self._refuse_unlike(streams[0].name, stream.name)
+        _write(self._writers, np.frombuffer(values[0], np.uint8))
+
+    def _piece(self, piece: Piece, stream: _Stream) -> None:
+        cut, shape = piece.cut, stream.tensor.shape
+        shards = cut.shards or len(self._writers)
+        each = len(self._writers) // shards
+        groups = [self._writers[number * each : (number + 1) * each] for number in range(shards)]
+        if shards == 1 and cut.padded is None:
+            return self._run(stream, 0, prod(shape), groups[0])
+        outer, along, inner = prod(shape[: cut.axis]), shape[cut.axis], prod(shape[cut.axis + 1 :])
+        lengths = cut.lengths(shape)
+        row = along * inner
+        if outer > 1 and row * max(stream.width, stream.out.itemsize) <= BLOCK:
+            return self._strided(stream, outer, inner, lengths, groups)
+        for begin in range(0, outer * row, row):
+            start = 0
+            for length in lengths:
+                share = length // shards
+                for number, group in enumerate(groups):
+                    first = start + number * share
+                    valid = max(0, min(share, along - first))
+                    self._run(stream, begin + first * inner, valid * inner, group)
+                    _write(group, np.zeros((share - valid) * inner, stream.out))
+                start += length
+        return None
+
+    def _run(self, stream: _Stream, first: int, count: int, group: Sequence[SafetensorsWriter]) -> None:
+        """Copies consecutive elements to one group of ranks."""
+        if len(group) == 1 and stream.convert is None:
+            return self._straight(stream, first, count, group[0])
+        step = BLOCK // max(stream.width, stream.out.itemsize)
+        for done in range(0, count, step):
+            _write(group, self._read(stream, first + done, min(step, count - done)))
+        return None
+
+    def _straight(self, stream: _Stream, first: int, count: int, writer: SafetensorsWriter) -> None:
+        """From the source's file into the block that will be written, without a copy between."""
+        offset, left = stream.tensor.begin + first * stream.width, count * stream.width
+        while left:
+            room = writer.space(left)
+            self._reader.fill(room, stream.file, offset)
+            writer.advance(len(room))
+            self._on_bytes(len(room))
+            offset, left = offset + len(room), left - len(room)
+
+    def _strided(
+        self,
+        stream: _Stream,
+        outer: int,
+        inner: int,
+        lengths: Sequence[int],
+        groups: Sequence[Sequence[SafetensorsWriter]],
+    ) -> None:
+        """Cuts many rows at once: each is short enough for a block to hold several."""
+        along = sum(lengths)
+        step = BLOCK // (along * inner * max(stream.width, stream.out.itemsize))
+        for done in range(0, outer, step):
+            rows = min(step, outer - done)
+            block = self._read(stream, done * along * inner, rows * along * inner).reshape(rows, along, inner)
+            for number, group in enumerate(groups):
+                _write(group, _shares(block, lengths, number, len(groups)))
+
+    def _read(self, stream: _Stream, first: int, count: int) -> Array:
+        """Up to a block of elements, converted; valid until the next call."""
+        room = self._scratch[: count * stream.width]
+        self._reader.fill(room, stream.file, stream.tensor.begin + first * stream.width)
+        self._on_bytes(len(room))
+        if stream.convert is None:
+            return np.frombuffer(room, stream.out)
+        out = np.empty(count, stream.out)
+        if lost := stream.convert(np.frombuffer(room, NUMPY[stream.tensor.dtype]), out):
+            self._refuse_lost(stream, lost)
+        return out
+
+    def _refuse_lost(self, stream: _Stream, first: Loss) -> NoReturn:
+        """Counts what else of the tensor does not fit, and refuses."""
+        assert stream.convert is not None
+        total: Loss | None = None
+        elements = prod(stream.tensor.shape)
+        step = len(self._scratch) // stream.width
+        for done in range(0, elements, step):
+            count = min(step, elements - done)
+            room = self._scratch[: count * stream.width]
+            self._reader.fill(room, stream.file, stream.tensor.begin + done * stream.width)
+            values = np.frombuffer(room, NUMPY[stream.tensor.dtype])
+            if lost := stream.convert(values, np.empty(count, stream.out)):
+                total = lost if total is None else total + lost
+        lost = total or first
+        raise DuopackError(
+            f"{lost.count} of {elements} values of {quoted(stream.name)} do not fit: the largest, {lost.largest:g}, {lost.why}",
+            where=str(self._source.directory / stream.file),
+            mend="the 310P has no bf16 to hold it; take another checkpoint of this model, one that runs in fp16",
+        )
+
+    def _refuse_unlike(self, one: str, other: str) -> NoReturn:
+        raise DuopackError(
+            f"{quoted(one)} and {quoted(other)} differ, but vLLM fuses their linears and would keep only one value",
+            where=str(self._source.directory),
+            mend="quantize the model again so that fused linears share their input's scale and offset",
+        )
+
+
+def _shares(block: Array, lengths: Sequence[int], number: int, shards: int) -> Array:
+    """One rank's columns of all rows: its share of each segment, one behind the other."""
+    columns, start = [], 0
+    for length in lengths:
+        first = start + number * (length // shards)
+        columns.append(block[:, first : first + length // shards])
+        start += length
+    return np.ascontiguousarray(columns[0]) if len(columns) == 1 else np.concatenate(columns, axis=1)
+
+
+def _write(group: Sequence[SafetensorsWriter], values: Array) -> None:
+    if values.size:
+        data = memoryview(values.reshape(-1).view(np.uint8))
+        for writer in group:
+            writer.write(data)
