@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -471,6 +472,18 @@ def test_a_stopped_sink_ends_its_uploads_soon(waits: Waits) -> None:
     assert not thread.is_alive()
     assert "stopped" in str(errors[0])
     assert not fake.blobs
+
+
+def test_aborting_ends_an_upload_to_a_registry_that_says_nothing(waits: Waits) -> None:
+    silence = threading.Event()
+    with FakeRegistry(faults=[Fault("PATCH", "session", act=lambda _: silence.wait(20))]) as fake:
+        sink = sink_for(fake, waits)
+        threading.Timer(0.2, sink.abort).start()
+        began = time.monotonic()
+        with pytest.raises(DuopackError):
+            sink.put_blob(MemoryBlob(random.Random(4).randbytes(20 << 20)), lambda _: None)
+        assert time.monotonic() - began < 5
+        silence.set()
 
 
 def manifest_of(*layers: bytes) -> tuple[bytes, bytes, tuple[Descriptor, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -29,7 +30,8 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class Client:
     """Talks to `registry` about `repository`.
 
-    `push` asks for the right to write, `mount_from` for the right to read those repositories too.
+    `push` asks for the right to write, `mount_from` for the right to read those repositories too. `stop`, once
+    set, ends all waiting.
     Every method raises RegistryError, in a sentence that begins with `doing`.
     """
 
@@ -45,7 +47,8 @@ class Client:
     ) -> None:
         self.registry = registry
         self.repository = repository
-        self.patience = patience or Patience()
+        self.stop = threading.Event()
+        self.patience = patience or Patience(sleep=self.stop.wait)
         self._base = settings.base_url(registry)
         self._transport = Transport(settings)
         self._auth = Authenticator(
@@ -170,7 +173,13 @@ class Client:
             )
         return urlunsplit(found)
 
+    def abort(self) -> None:
+        """Ends what other threads are doing with this client, soon and with an error."""
+        self.stop.set()
+        self._transport.abort()
+
     def close(self) -> None:
+        """Lets go of idle connections."""
         self._transport.close()
 
     def _follow(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,6 @@ class RegistrySink:
         self._mount_from = tuple(other for other in mount_from if other != reference.repository)
         self._journal = Journal(journal, f"{reference.registry}/{reference.repository}")
         self._habits = Habits.of(reference.registry, chunk)
-        self._stop = threading.Event()
         self._seen: dict[Digest, float] = {}
 
     def has(self, digest: Digest, size: int) -> bool:
@@ -79,7 +77,7 @@ class RegistrySink:
         if is_mounted and blob.digest:
             on_bytes(blob.size)
             return self._arrived(blob.digest)
-        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal, self._stop)
+        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal)
         return self._arrived(upload.run(location))
 
     def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
@@ -122,8 +120,8 @@ class RegistrySink:
 
     def abort(self) -> None:
         """Stops uploads that are running. No image was made; blobs that are complete are not sent again."""
-        self._stop.set()
-        self.close()
+        self._client.abort()
+        self._journal.close()
 
     def close(self) -> None:
         """Lets go of connections and of the journal."""
@@ -168,7 +166,7 @@ class RegistrySink:
                 )
 
     def _require_open(self) -> None:
-        if self._stop.is_set():
+        if self._client.stop.is_set():
             raise DuopackError("the upload was stopped", where=str(self._reference))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import socket
 import ssl
 import threading
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -31,6 +34,7 @@ class Transport:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._managers: dict[tuple[str, str], urllib3.PoolManager] = {}
+        self._connections: weakref.WeakSet[_Listening] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def send(
@@ -65,6 +69,21 @@ class Transport:
         for manager in list(self._managers.values()):
             manager.clear()
 
+    def abort(self) -> None:
+        """Cuts every connection, also under the hands of other threads: those get RegistryError."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    # Not SSLSocket's own: that one is not safe while another thread uses it.
+                    socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+        self.close()
+
+    def _know(self, connection: _Listening) -> None:
+        with self._lock:
+            self._connections.add(connection)
+
     def _manager(self, url: str) -> urllib3.PoolManager:
         parts = urlsplit(url)
         key = (parts.scheme, parts.netloc)
@@ -79,7 +98,13 @@ class Transport:
             options["ssl_context"] = tls_context(self._settings.certificates / netloc)
         proxy = self._settings.proxy_for(scheme, host)
         manager = _proxied(proxy, options) if proxy else urllib3.PoolManager(**options)
-        manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+        told = {"tell": staticmethod(self._know)}
+        manager.pool_classes_by_scheme = {
+            "http": type("Pool", (_KnowingPool, HTTPConnectionPool), {"ConnectionCls": _Listening, **told}),
+            "https": type(
+                "Pool", (_KnowingPool, HTTPSConnectionPool), {"ConnectionCls": _ListeningSecure, **told}
+            ),
+        }
         return manager
 
 
@@ -122,12 +147,15 @@ class _ListeningSecure(_Listening, HTTPSConnection):
     pass
 
 
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Listening
+class _KnowingPool:
+    """A part of a connection pool that tells of each connection it makes."""
 
+    tell: Callable[[_Listening], None]
 
-class _SecurePool(HTTPSConnectionPool):
-    ConnectionCls = _ListeningSecure
+    def _new_conn(self) -> Any:
+        connection = super()._new_conn()  # type: ignore[misc]
+        self.tell(connection)
+        return connection
 
 
 def tls_context(directory: Path) -> ssl.SSLContext:

@@ -6,7 +6,6 @@ A registry that loses its session between two chunks, or finds other bytes in it
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 
 from pipeline.errors import DuopackError, quoted
@@ -20,7 +19,8 @@ from pipeline.oci.registry.journal import Journal, OpenUpload
 
 _LARGEST_CHUNK = 64 << 30
 _HEAD = 1 << 20
-_ATTEMPTS = 7
+# With the waits between them about a minute: long enough for a registry that is restarted.
+_ATTEMPTS = 8
 _LOST = frozenset({400, 404, 409, 410, 416})
 
 
@@ -28,21 +28,14 @@ class BlobUpload:
     """One blob on its way. `run` once; raises RegistryError, or DuopackError when the bytes are wrong."""
 
     def __init__(
-        self,
-        client: Client,
-        blob: Blob,
-        on_bytes: OnBytes,
-        habits: Habits,
-        journal: Journal,
-        stop: threading.Event,
+        self, client: Client, blob: Blob, on_bytes: OnBytes, habits: Habits, journal: Journal
     ) -> None:
         self._client = client
         self._blob = blob
         self._on_bytes = on_bytes
         self._habits = habits
         self._journal = journal
-        self._feed = Feed(blob, stop)
-        self._stop = stop
+        self._feed = Feed(blob, client.stop)
         self._doing = f"sending a layer of {blob.size} bytes to {client.repository}"
         self._key = ""
         self._reported = 0
@@ -85,10 +78,8 @@ class BlobUpload:
     def _begin(self) -> None:
         self._forget_session()
         self._rewind(0)
-        url = self._client.url("blobs/uploads/")
-        answer = self._client.ask(
-            "POST", url, f"beginning an upload to {self._client.repository}", expect=(202,)
-        )
+        url, doing = self._client.url("blobs/uploads/"), f"beginning an upload to {self._client.repository}"
+        answer = self._client.ask("POST", url, doing, expect=(202,), retry=False)
         self._note(answer, url)
 
     def _send_chunk(self, manner: Manner) -> None:
@@ -195,7 +186,7 @@ class BlobUpload:
 
     def _recover(self, error: RegistryError, manner: Manner, failures: int) -> None:
         """Prepares the next try, or raises `error` when there is none that could do better."""
-        if failures >= _ATTEMPTS or self._stop.is_set():
+        if failures >= _ATTEMPTS or self._client.stop.is_set():
             raise error
         if error.status == 413 and not error.codes and manner is Manner.CHUNKS:
             if not self._habits.shrink(self._piece, self._minimum):
@@ -346,7 +337,7 @@ class BlobUpload:
         if may_go_on or (isinstance(error, RegistryError) and error.transient):
             return
         self._journal.forget(self._key)
-        if self._location and not self._stop.is_set():
+        if self._location and not self._client.stop.is_set():
             self._client.cancel(self._location)
 
     @property
