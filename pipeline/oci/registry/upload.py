@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from pipeline.errors import DuopackError, quoted
+from pipeline.files import human_size
 from pipeline.oci.digest import Digest
 from pipeline.oci.model import Blob, OnBytes
 from pipeline.oci.registry.client import Client
@@ -36,7 +37,7 @@ class BlobUpload:
         self._habits = habits
         self._journal = journal
         self._feed = Feed(blob, client.stop)
-        self._doing = f"sending a layer of {blob.size} bytes to {client.repository}"
+        self._doing = f"sending a layer of {human_size(blob.size)} to {client.repository}"
         self._key = ""
         self._reported = 0
         self._cuts = 0
@@ -68,6 +69,8 @@ class BlobUpload:
         if self._is_unsure and (done := self._resume()):
             return done
         if manner is Manner.WHOLE:
+            if self._confirmed:
+                self._abandon()
             return self._send_whole()
         if self._location is None:
             self._begin()
@@ -119,7 +122,7 @@ class BlobUpload:
             f"completing a layer in {self._client.repository}",
             expect=(200, 201, 204),
             headers={"Content-Type": "application/octet-stream"},
-            read_seconds=self._commit_seconds,
+            read_seconds=_answer_seconds(self._blob.size),
             retry=False,
         )
         return self._accepted(answer, self._whole)
@@ -155,7 +158,7 @@ class BlobUpload:
         assert self._location is not None
         url, self._is_unsure = self._location, True
         try:
-            answer = self._client.send(method, url, body, length, headers, self._commit_seconds)
+            answer = self._client.send(method, url, body, length, headers, _answer_seconds(length))
         except RegistryError:
             self._cuts += self._feed.offset > start
             raise
@@ -340,10 +343,10 @@ class BlobUpload:
         if self._location and not self._client.stop.is_set():
             self._client.cancel(self._location)
 
-    @property
-    def _commit_seconds(self) -> float:
-        # Some stores copy a blob when it is completed: at 20 MB/s, to be generous.
-        return 300.0 + self._blob.size / 20e6
+
+def _answer_seconds(size: int) -> float:
+    """How long an answer to `size` bytes may take: some stores copy them, at 20 MB/s to be generous."""
+    return 300.0 + size / 20e6
 
 
 def _received(answer: Answer) -> int | None:
