@@ -155,7 +155,7 @@ class SafetensorsWriter:
                     _write_all(self._handle, block)
             except BaseException as error:
                 self._fault = error
-            self._free.put(memoryview(block.obj))  # type: ignore[arg-type]
+            self._free.put(memoryview(block.obj))
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
@@ -59,7 +59,8 @@ def _check(source: Source, target: Target, piece: Piece) -> None:
         )
     if not convertible(tensor.dtype, target.dtype):
         _refuse(
-            f"{quoted(piece.source)} in {file} is {tensor.dtype}, which cannot become the {target.dtype} of {target.name}",
+            f"{quoted(piece.source)} in {file} is {tensor.dtype}, which cannot become"
+            f" the {target.dtype} of {target.name}",
             source,
             "check that quant_model_description.json belongs to the weights",
         )
@@ -67,12 +68,18 @@ def _check(source: Source, target: Target, piece: Piece) -> None:
 
 def _refuse_missing(source: Source, names: Sequence[str]) -> None:
     if names:
-        _refuse(f"{_some(names)} {'is' if len(names) == 1 else 'are'} missing", source, "download or quantize it again")
+        _refuse(
+            f"{_some(names)} {'is' if len(names) == 1 else 'are'} missing",
+            source,
+            "download or quantize it again",
+        )
 
 
 def _refuse_extra(source: Source, plan: Plan, known: set[str]) -> None:
     patterns = [re.compile(pattern) for pattern in plan.ignored]
-    extra = [name for name in source.tensors if name not in known and not any(p.fullmatch(name) for p in patterns)]
+    extra = [
+        name for name in source.tensors if name not in known and not any(p.fullmatch(name) for p in patterns)
+    ]
     if extra:
         _refuse(
             f"{_some(sorted(extra))} {'has' if len(extra) == 1 else 'have'} no place in a {plan.architecture}"
@@ -80,12 +87,6 @@ def _refuse_extra(source: Source, plan: Plan, known: set[str]) -> None:
             source,
             "take config.json and weights of one model; if they are, its kind has no plan here yet",
         )
-
-
-def leftovers(bound: Sequence[Bound], source: Source) -> Iterator[str]:
-    """Tensors of the checkpoint that no rank gets, such as those of speculative decoding."""
-    used = {piece.source for one in bound for piece in one.pieces}
-    yield from (name for name in source.tensors if name not in used)
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:

@@ -26,7 +26,9 @@ class Config:
         """The first of `architectures`, by which vLLM chooses the model class."""
         names = self.values.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            self.refuse("architectures", "names no architecture", "take a config.json that has it, as from the hub")
+            self.refuse(
+                "architectures", "names no architecture", "take a config.json that has it, as from the hub"
+            )
         return names[0]
 
     def natural(self, *keys: str, default: int | None = None) -> int:
@@ -75,7 +77,9 @@ class Config:
         for key in keys:
             value = self.natural(key)
             if value % shards:
-                self.refuse(key, f"is {value}, not divisible by the {shards} ranks", "choose a TP that divides it")
+                self.refuse(
+                    key, f"is {value}, not divisible by the {shards} ranks", "choose a TP that divides it"
+                )
 
     def _list(self, key: str, kind: type, plural: str) -> tuple[Any, ...] | None:
         value = self.values.get(key)
@@ -85,7 +89,9 @@ class Config:
             self.refuse(key, f"is not a list of {plural}")
         return tuple(value)
 
-    def refuse(self, key: str, fault: str, mend: str = "take the config.json that belongs to the weights") -> NoReturn:
+    def refuse(
+        self, key: str, fault: str, mend: str = "take the config.json that belongs to the weights"
+    ) -> NoReturn:
         """Refuses the config for what it says under `key`."""
         raise DuopackError(f"{self.path}{key} {fault}", where=self.where, mend=mend)
 
@@ -94,5 +100,7 @@ def read_config(directory: Path) -> Config:
     """config.json of a model's directory. Raises DuopackError when it is missing or no JSON object."""
     path = directory / "config.json"
     if not path.is_file():
-        raise DuopackError("config.json is missing", where=str(directory), mend="put the model's config.json there")
+        raise DuopackError(
+            "config.json is missing", where=str(directory), mend="put the model's config.json there"
+        )
     return Config(read_json(path), str(path))

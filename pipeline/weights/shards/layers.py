@@ -142,7 +142,9 @@ def _companion(one: Companion, target: str, members: Sequence[Member], outputs: 
     if one.span == "tensor":
         pieces = tuple(Piece(f"{member.module}.{one.suffix}", (1,), WHOLE) for member in members)
         return Target(name, one.dtype, (1,), (pieces,), fill, alike=True)
-    pieces = tuple(Piece(f"{member.module}.{one.suffix}", (member.rows, *tail), member.cut) for member in members)
+    pieces = tuple(
+        Piece(f"{member.module}.{one.suffix}", (member.rows, *tail), member.cut) for member in members
+    )
     return Target(name, one.dtype, (outputs, *tail), (pieces,), fill)
 
 
@@ -224,7 +226,9 @@ def rms_norm(model: Model, target: str, source: str, size: int) -> Iterator[Targ
     """An RMSNorm; vllm-ascend gives it a bias, zero unless loaded, when the quantizer made any (anti-outlier)."""
     yield whole(f"{target}.weight", f"{source}.weight", size)
     if model.quantization.norm_bias:
-        yield Target(f"{target}.bias", "F16", (size,), ((Piece(f"{source}.bias", (size,), WHOLE),),), fill=0.0)
+        yield Target(
+            f"{target}.bias", "F16", (size,), ((Piece(f"{source}.bias", (size,), WHOLE),),), fill=0.0
+        )
 
 
 def layer_norm(target: str, source: str, size: int) -> Iterator[Target]:

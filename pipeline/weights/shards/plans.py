@@ -40,7 +40,9 @@ def plan_model(config: Config, quantization: Quantization, ranks: int, platform:
     """
     if ranks not in RANKS:
         raise UsageError(
-            f"{ranks} is no tensor-parallel size", where="--tp", mend=f"give {', '.join(map(str, RANKS[:-1]))} or {RANKS[-1]}"
+            f"{ranks} is no tensor-parallel size",
+            where="--tp",
+            mend=f"give {', '.join(map(str, RANKS[:-1]))} or {RANKS[-1]}",
         )
     name = config.architecture
     if name not in ARCHITECTURES:
@@ -49,7 +51,9 @@ def plan_model(config: Config, quantization: Quantization, ranks: int, platform:
             where=config.where,
             mend=f"serve it unsplit; plans exist for {', '.join(ARCHITECTURES)}",
         )
-    config.refuse_if("quantization_config", "the 310P takes weights quantized by msmodelslim, without this key")
+    config.refuse_if(
+        "quantization_config", "the 310P takes weights quantized by msmodelslim, without this key"
+    )
     if platform == "cpu" and quantization.name != FLOAT:
         raise DuopackError(
             f"plain vLLM does not load {quoted(quantization.name)} weights of msmodelslim",

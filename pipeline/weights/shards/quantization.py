@@ -43,7 +43,9 @@ class Quantization:
     def unquantized(self, module: str) -> None:
         """Refuses a module that vllm-ascend does not quantize: embeddings and the output head."""
         if self.types and (found := self.types.get(f"{module}.weight", FLOAT)) != FLOAT:
-            self._refuse(f"{module} is {quoted(found)}, but embeddings and the output head are not quantized on 310P")
+            self._refuse(
+                f"{module} is {quoted(found)}, but embeddings and the output head are not quantized on 310P"
+            )
 
     @property
     def norm_bias(self) -> bool:
@@ -63,7 +65,9 @@ class Quantization:
                     f"{quoted(member)} is {quoted(type_)}; for {kind} layers 310P knows only {', '.join(known)}"
                 )
             if found and type_ != found:
-                self._refuse(f"{quoted(member)} is {type_}, but what it is fused with is {found}: they must be alike")
+                self._refuse(
+                    f"{quoted(member)} is {type_}, but what it is fused with is {found}: they must be alike"
+                )
             found = type_
         return found
 

@@ -50,6 +50,7 @@ def targets(model: Model) -> Iterator[Target]:
 
 
 def ignored(model: Model) -> tuple[str, ...]:
+    """Source names that vLLM passes over, as regular expressions."""
     tied = model.config.flag("tie_word_embeddings", default=False)
     return (*IGNORED, *IGNORED_WHEN_TIED) if tied else IGNORED
 
@@ -73,7 +74,9 @@ def attention(model: Model, name: str, bias: bool) -> Iterator[Target]:
 
 def head_size(config: Config) -> int:
     """`head_dim`, or what the hidden size gives each head."""
-    return config.natural("head_dim", default=config.natural("hidden_size") // config.natural("num_attention_heads"))
+    return config.natural(
+        "head_dim", default=config.natural("hidden_size") // config.natural("num_attention_heads")
+    )
 
 
 def kv_members(model: Model, name: str, size: int) -> tuple[Member, Member]:

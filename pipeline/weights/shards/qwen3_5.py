@@ -34,7 +34,9 @@ def targets(whole_model: Model) -> Iterator[Target]:
     """Every tensor of a rank, in the order of vLLM's modules: vision first."""
     top = whole_model.config
     yield from qwen3_vision.targets(whole_model)
-    model = Model(top.section("text_config"), whole_model.quantization, whole_model.ranks, whole_model.platform)
+    model = Model(
+        top.section("text_config"), whole_model.quantization, whole_model.ranks, whole_model.platform
+    )
     config = model.config
     config.refuse_if("layer_scale", "its tensors are not in the plan")
     hidden, vocabulary = config.natural("hidden_size"), config.natural("vocab_size")
@@ -51,7 +53,9 @@ def targets(whole_model: Model) -> Iterator[Target]:
             yield from moe(model, f"{target}.mlp", f"{source}.mlp", hidden)
         else:
             config.divided(model.ranks, "intermediate_size")
-            yield from mlp(model, f"{target}.mlp", f"{source}.mlp", config.natural("intermediate_size"), hidden)
+            yield from mlp(
+                model, f"{target}.mlp", f"{source}.mlp", config.natural("intermediate_size"), hidden
+            )
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield whole(f"{target}.{norm}.weight", f"{source}.{norm}.weight", hidden)
     yield whole(f"{TARGET}.norm.weight", f"{SOURCE}.norm.weight", hidden)
@@ -128,4 +132,6 @@ def moe(model: Model, target: str, source: str, hidden: int) -> Iterator[Target]
 
 
 def ignored(model: Model) -> tuple[str, ...]:
+    """The same for every model; a tied one with an lm_head of its own is refused: vLLM would keep either."""
+    del model
     return IGNORED

@@ -30,7 +30,9 @@ def open_source(directory: Path, files: Collection[str] | None = None) -> Source
     """
     names = check_weights(directory, load_format="auto", tensor_parallel=1, files=files).files
     tensors = {
-        tensor: (name, place) for name in names for tensor, place in read_header(directory / name).tensors.items()
+        tensor: (name, place)
+        for name in names
+        for tensor, place in read_header(directory / name).tensors.items()
     }
     return Source(directory, names, tensors)
 

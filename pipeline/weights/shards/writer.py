@@ -223,7 +223,8 @@ class _SharingOut:
                 total = lost if total is None else total + lost
         lost = total or first
         raise DuopackError(
-            f"{lost.count} of {elements} values of {quoted(stream.name)} do not fit: the largest, {lost.largest:g}, {lost.why}",
+            f"{lost.count} of {elements} values of {quoted(stream.name)} do not fit: "
+            f"the largest, {lost.largest:g}, {lost.why}",
             where=str(self._source.directory / stream.file),
             mend="the 310P has no bf16 to hold it; take another checkpoint of this model, one that runs in fp16",
         )
@@ -248,6 +249,6 @@ def _shares(block: Array, lengths: Sequence[int], number: int, shards: int) -> A
 
 def _write(group: Sequence[SafetensorsWriter], values: Array) -> None:
     if values.size:
-        data = memoryview(values.reshape(-1).view(np.uint8))
+        data = values.reshape(-1).view(np.uint8).data
         for writer in group:
             writer.write(data)
