@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Protocol, runtime_checkable
 
 from pipeline.errors import DuopackError
@@ -130,11 +132,20 @@ class _Parcel:
         return self.blob.digest or self.key or id(self.blob)
 
 
+_Outcome = tuple[_Parcel, Digest | BaseException]
+
+
 class _Stopped(BaseException):
     """Ends a worker whose work is of no use any more; no retry may take it for a failure of the network."""
 
 
 class _Transfer:
+    """One image on its way.
+
+    Threads of its own, and C queues: Ctrl-C in the middle of the Python locks of concurrent.futures can leave
+    them held for ever.
+    """
+
     def __init__(
         self, sink: Sink, parallel: int, progress: LayerProgress, remember: Callable[[str, Digest], None]
     ) -> None:
@@ -142,44 +153,62 @@ class _Transfer:
         self._width = max(1, min(parallel, sink.parallel))
         self._progress = progress
         self._remember = remember
-        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
 
     def run(
         self,
         parcels: list[_Parcel],
         finish: Callable[[list[Digest]], tuple[bytes, bytes, tuple[Descriptor, ...]]],
     ) -> Descriptor:
-        workers = ThreadPoolExecutor(self._width, thread_name_prefix="duopack-layer")
-        futures: list[Future[Digest]] = []
         try:
             if isinstance(self._sink, PlanningSink):
                 self._sink.plan([(parcel.blob.digest, parcel.diff_id) for parcel in parcels])
             unique = list({parcel.identity: parcel for parcel in parcels}.values())
-            sent = self._all(workers, futures, unique, self._send)
-            self._all(
-                workers, futures, unique, lambda parcel: self._send_again(parcel, sent[parcel.identity])
-            )
+            sent = self._all(unique, self._send)
+            self._all(unique, lambda parcel: self._send_again(parcel, sent[parcel.identity]))
             manifest, config, layers = finish([sent[parcel.identity] for parcel in parcels])
             descriptor = self._sink.put_manifest(manifest, config, layers)
         except BaseException as error:
-            self._give_up(workers, futures, error)
+            self._give_up(error)
             raise
-        workers.shutdown()
         if descriptor.digest != Digest.of(manifest):
             raise DuopackError(f"the image was written as {descriptor.digest}, not as {Digest.of(manifest)}")
         return descriptor
 
-    def _all(
-        self,
-        workers: ThreadPoolExecutor,
-        futures: list[Future[Digest]],
-        parcels: list[_Parcel],
-        work: Callable[[_Parcel], Digest],
-    ) -> dict[object, Digest]:
+    def _all(self, parcels: list[_Parcel], work: Callable[[_Parcel], Digest]) -> dict[object, Digest]:
         """The work on each parcel, in order when there is one worker; the first failure is raised at once."""
-        running = {workers.submit(work, parcel): parcel for parcel in parcels}
-        futures[:] = running
-        return {running[future].identity: future.result() for future in as_completed(running)}
+        waiting: SimpleQueue[_Parcel] = SimpleQueue()
+        done: SimpleQueue[_Outcome] = SimpleQueue()
+        for parcel in parcels:
+            waiting.put(parcel)
+        for _ in range(min(self._width, len(parcels))):
+            thread = threading.Thread(
+                target=self._labour, args=(waiting, done, work), name="duopack-layer", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        found: dict[object, Digest] = {}
+        for _ in parcels:
+            parcel, outcome = _next(done)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found[parcel.identity] = outcome
+        return found
+
+    def _labour(
+        self,
+        waiting: SimpleQueue[_Parcel],
+        done: SimpleQueue[_Outcome],
+        work: Callable[[_Parcel], Digest],
+    ) -> None:
+        with suppress(Empty):
+            while not self._stopped:
+                parcel = waiting.get_nowait()
+                try:
+                    done.put((parcel, work(parcel)))
+                except BaseException as error:
+                    done.put((parcel, error))
 
     def _send(self, parcel: _Parcel) -> Digest:
         digest = parcel.blob.digest
@@ -200,31 +229,34 @@ class _Transfer:
         return again
 
     def _put(self, parcel: _Parcel) -> Digest:
-        self._check_stop()
         on_bytes = self._progress.start(parcel.title, parcel.blob.size)
 
         def counted(count: int) -> None:
-            self._check_stop()
+            if self._stopped:
+                raise _Stopped
             on_bytes(count)
 
         return self._sink.put_blob(parcel.blob, counted)
 
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise _Stopped
-
-    def _give_up(
-        self, workers: ThreadPoolExecutor, futures: list[Future[Digest]], error: BaseException
-    ) -> None:
-        self._stop.set()
-        for future in futures:
-            future.cancel()
-        wait(futures, timeout=_PATIENCE_SECONDS)
+    def _give_up(self, error: BaseException) -> None:
+        self._stopped = True
+        end = time.monotonic() + _PATIENCE_SECONDS
+        started = [thread for thread in self._threads if thread.ident]
+        for thread in started:
+            thread.join(max(0.0, end - time.monotonic()))
         try:
             self._sink.abort()
         except Exception as failure:
             error.add_note(f"giving the destination up failed too: {failure}")
-        workers.shutdown()
+        for thread in started:
+            thread.join()
+
+
+def _next(done: SimpleQueue[_Outcome]) -> _Outcome:
+    # A signal just before the wait begins does not end it: so waits are short.
+    while True:
+        with suppress(Empty):
+            return done.get(timeout=0.2)
 
 
 def _diff_ids(config: bytes, count: int) -> list[Digest | None]:
