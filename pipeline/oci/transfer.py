@@ -208,7 +208,9 @@ class _Transfer:
                 try:
                     done.put((parcel, work(parcel)))
                 except BaseException as error:
+                    # In this order: the cause is told before what it stops.
                     done.put((parcel, error))
+                    self._stopped = True
 
     def _send(self, parcel: _Parcel) -> Digest:
         digest = parcel.blob.digest

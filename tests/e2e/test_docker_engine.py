@@ -33,11 +33,14 @@ ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("engine")
-    with running_engine(directory) as address, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOCKER_HOST", address)
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_engine(tmp_path_factory.mktemp("engine")) as address:
         yield address
+
+
+@pytest.fixture
+def engine(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
 
 
 def docker(*arguments: str) -> str:
