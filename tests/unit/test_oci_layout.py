@@ -108,10 +108,13 @@ def test_several_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 SLOW_WRITER = """
-import sys, time, pathlib
+import pathlib, signal, sys, time
 from pipeline.oci.image import Image, Layer
 from pipeline.oci.layout import LayoutSink
 from pipeline.oci.transfer import write_image
+
+# A shell's background job starts with SIGINT ignored, and Python leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Slow:
     media_type, size, digest = "application/vnd.oci.image.layer.v1.tar", 50_000, None
