@@ -223,6 +223,15 @@ def test_a_sink_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         write_image(image, Hanging(), parallel=2)
 
 
+@pytest.fixture
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A shell's background job starts with SIGINT ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_is_heard")
 def test_ctrl_c_ends_the_transfer_and_its_threads() -> None:
     reading = threading.Event()
 
