@@ -17,7 +17,9 @@ class Digest(str):
 
     def __new__(cls, text: str) -> Digest:
         if not _FORM.fullmatch(text):
-            raise DuopackError(f"'{quoted(text)}' is not a sha256 digest", mend="expected sha256: and 64 hex digits")
+            raise DuopackError(
+                f"'{quoted(text)}' is not a sha256 digest", mend="expected sha256: and 64 hex digits"
+            )
         return super().__new__(cls, text)
 
     @property

@@ -49,7 +49,9 @@ class Descriptor:
         if self.platform:
             os_name, _, rest = self.platform.partition("/")
             arch, _, variant = rest.partition("/")
-            value["platform"] = {"architecture": arch, "os": os_name} | ({"variant": variant} if variant else {})
+            value["platform"] = {"architecture": arch, "os": os_name} | (
+                {"variant": variant} if variant else {}
+            )
         return value
 
 
