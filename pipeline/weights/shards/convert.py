@@ -40,10 +40,22 @@ class Loss:
 Convert = Callable[["Array", "Array"], Loss | None]
 """Converts the first array into the second, of equal length."""
 
+CACHED: Final = 1 << 15
+"""Elements converted at once: what numpy makes on the way stays in the processor's cache."""
+
 
 def conversion(source: str, target: str) -> Convert | None:
     """How values go from one dtype to the other. Raises KeyError when they cannot; None when they are the same."""
     return None if source == target else CONVERSIONS[source, target]
+
+
+def convert_all(convert: Convert, block: Array, out: Array) -> Loss | None:
+    """Converts arrays of any length; the loss is that of all of it."""
+    total: Loss | None = None
+    for first in range(0, block.size, CACHED):
+        if lost := convert(block[first : first + CACHED], out[first : first + CACHED]):
+            total = total + lost if total else lost
+    return total
 
 
 def convertible(source: str, target: str) -> bool:

@@ -20,7 +20,7 @@ from pipeline.files import FileRecord
 from pipeline.weights.safetensors import DTYPE_BITS, Tensor
 from pipeline.weights.safetensors_writer import BLOCK, Declared, SafetensorsWriter, lay_out
 from pipeline.weights.shards.binding import Bound
-from pipeline.weights.shards.convert import NUMPY, Convert, Loss, conversion
+from pipeline.weights.shards.convert import NUMPY, Convert, Loss, conversion, convert_all
 from pipeline.weights.shards.plan import Piece
 from pipeline.weights.shards.source import Reader, Source, reading
 
@@ -109,6 +109,7 @@ class _SharingOut:
         self._writers = writers
         self._on_bytes = on_bytes
         self._scratch = memoryview(bytearray(BLOCK))
+        self._converted = memoryview(bytearray(BLOCK))
 
     def target(self, one: Bound) -> None:
         if not one.pieces:
@@ -161,23 +162,19 @@ class _SharingOut:
         return None
 
     def _run(self, stream: _Stream, first: int, count: int, group: Sequence[SafetensorsWriter]) -> None:
-        """Copies consecutive elements to one group of ranks."""
-        if len(group) == 1 and stream.convert is None:
-            return self._straight(stream, first, count, group[0])
-        step = BLOCK // max(stream.width, stream.out.itemsize)
-        for done in range(0, count, step):
-            _write(group, self._read(stream, first + done, min(step, count - done)))
-        return None
-
-    def _straight(self, stream: _Stream, first: int, count: int, writer: SafetensorsWriter) -> None:
-        """From the source's file into the block that will be written, without a copy between."""
-        offset, left = stream.tensor.begin + first * stream.width, count * stream.width
-        while left:
-            room = writer.space(left)
-            self._reader.fill(room, stream.file, offset)
-            writer.advance(len(room))
-            self._on_bytes(len(room))
-            offset, left = offset + len(room), left - len(room)
+        """Copies consecutive elements to one group of ranks: into the first one's next block, then to the others."""
+        leader, width = group[0], stream.out.itemsize
+        while count:
+            room = leader.space(min(count * width, self._most(stream) * width))
+            taken = len(room) // width
+            if stream.convert is None:
+                self._fill(room, stream, first)
+            else:
+                self._convert(stream, first, np.frombuffer(room, stream.out))
+            for other in group[1:]:
+                other.write(room)
+            leader.advance(len(room))
+            first, count = first + taken, count - taken
 
     def _strided(
         self,
@@ -188,39 +185,54 @@ class _SharingOut:
         groups: Sequence[Sequence[SafetensorsWriter]],
     ) -> None:
         """Cuts many rows at once: each is short enough for a block to hold several."""
-        along = sum(lengths)
-        step = BLOCK // (along * inner * max(stream.width, stream.out.itemsize))
+        row = sum(lengths) * inner
+        step = self._most(stream) // row
         for done in range(0, outer, step):
             rows = min(step, outer - done)
-            block = self._read(stream, done * along * inner, rows * along * inner).reshape(rows, along, inner)
+            block = self._read(stream, done * row, rows * row).reshape(rows, -1, inner)
             for number, group in enumerate(groups):
-                _write(group, _shares(block, lengths, number, len(groups)))
+                columns = _shares(block, lengths, number, len(groups))
+                for writer in group:
+                    _write_rows(writer, columns)
+
+    def _most(self, stream: _Stream) -> int:
+        """Elements that fit into a block before and after conversion."""
+        return BLOCK // max(stream.width, stream.out.itemsize)
 
     def _read(self, stream: _Stream, first: int, count: int) -> Array:
         """Up to a block of elements, converted; valid until the next call."""
-        room = self._scratch[: count * stream.width]
+        if stream.convert is None:
+            room = self._scratch[: count * stream.width]
+            self._fill(room, stream, first)
+            return np.frombuffer(room, stream.out)
+        out = np.frombuffer(self._converted[: count * stream.out.itemsize], stream.out)
+        self._convert(stream, first, out)
+        return out
+
+    def _convert(self, stream: _Stream, first: int, out: Array) -> None:
+        """Reads as many elements as `out` holds, and converts them into it."""
+        assert stream.convert is not None
+        room = self._scratch[: out.size * stream.width]
+        self._fill(room, stream, first)
+        if lost := convert_all(stream.convert, np.frombuffer(room, NUMPY[stream.tensor.dtype]), out):
+            self._refuse_lost(stream, lost)
+
+    def _fill(self, room: memoryview, stream: _Stream, first: int) -> None:
+        """Reads elements as they are in the source."""
         self._reader.fill(room, stream.file, stream.tensor.begin + first * stream.width)
         self._on_bytes(len(room))
-        if stream.convert is None:
-            return np.frombuffer(room, stream.out)
-        out = np.empty(count, stream.out)
-        if lost := stream.convert(np.frombuffer(room, NUMPY[stream.tensor.dtype]), out):
-            self._refuse_lost(stream, lost)
-        return out
 
     def _refuse_lost(self, stream: _Stream, first: Loss) -> NoReturn:
         """Counts what else of the tensor does not fit, and refuses."""
         assert stream.convert is not None
         total: Loss | None = None
-        elements = prod(stream.tensor.shape)
-        step = len(self._scratch) // stream.width
+        elements, step = prod(stream.tensor.shape), self._most(stream)
         for done in range(0, elements, step):
-            count = min(step, elements - done)
-            room = self._scratch[: count * stream.width]
+            room = self._scratch[: min(step, elements - done) * stream.width]
             self._reader.fill(room, stream.file, stream.tensor.begin + done * stream.width)
             values = np.frombuffer(room, NUMPY[stream.tensor.dtype])
-            if lost := stream.convert(values, np.empty(count, stream.out)):
-                total = lost if total is None else total + lost
+            if lost := convert_all(stream.convert, values, np.empty(values.size, stream.out)):
+                total = total + lost if total else lost
         lost = total or first
         raise DuopackError(
             f"{lost.count} of {elements} values of {quoted(stream.name)} do not fit: "
@@ -237,14 +249,38 @@ class _SharingOut:
         )
 
 
-def _shares(block: Array, lengths: Sequence[int], number: int, shards: int) -> Array:
-    """One rank's columns of all rows: its share of each segment, one behind the other."""
+def _shares(block: Array, lengths: Sequence[int], number: int, shards: int) -> list[Array]:
+    """One rank's columns of all rows: its share of each segment."""
     columns, start = [], 0
     for length in lengths:
         first = start + number * (length // shards)
         columns.append(block[:, first : first + length // shards])
         start += length
-    return np.ascontiguousarray(columns[0]) if len(columns) == 1 else np.concatenate(columns, axis=1)
+    return columns
+
+
+def _write_rows(writer: SafetensorsWriter, columns: Sequence[Array]) -> None:
+    """Writes rows whose parts lie apart, as many at once as the writer's block has room for."""
+    rows, inner = columns[0].shape[0], columns[0].shape[2]
+    width = sum(part.shape[1] for part in columns)
+    row = width * inner * columns[0].itemsize
+    done = 0
+    while done < rows:
+        room = writer.space((rows - done) * row)
+        taken = len(room) // row
+        if not taken:
+            # The block's end cuts a row in two.
+            _write([writer], np.concatenate([part[done] for part in columns]))
+            done += 1
+            continue
+        room = room[: taken * row]
+        into = np.frombuffer(room, columns[0].dtype).reshape(taken, width, inner)
+        start = 0
+        for part in columns:
+            into[:, start : start + part.shape[1]] = part[done : done + taken]
+            start += part.shape[1]
+        writer.advance(len(room))
+        done += taken
 
 
 def _write(group: Sequence[SafetensorsWriter], values: Array) -> None:
