@@ -1,7 +1,8 @@
 """Tiny models with random weights and the real layout: names, shapes, dtypes, files and configs as Qwen's.
 
-The layout is that of Qwen3.5 (dense: vision tower, linear attention with every fourth layer full, one MTP
-layer) and of Qwen3; only the sizes are small. They answer nonsense, but tools take them for what they are.
+The layout is that of Qwen3.5 (vision tower, linear attention with every fourth layer full, one MTP layer; dense,
+or with experts stacked into one tensor) and of Qwen3; only the sizes are small. They answer nonsense, but tools
+take them for what they are.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ LAYERS, FULL_EVERY = 4, 4
 LINEAR_KEYS, LINEAR_VALUES, LINEAR_DIM, CONV = 4, 8, 128, 4
 VISION_HIDDEN, VISION_INTERMEDIATE, VISION_HEADS, VISION_DEPTH, POSITIONS = 64, 128, 4, 2, 64
 PATCH, TEMPORAL, MERGE = 16, 2, 2
-WIDTH = {"BF16": 2, "F32": 4}
+EXPERT_INTERMEDIATE, EXPERTS_PER_TOKEN = 64, 2
+WIDTH = {"BF16": 2, "F16": 2, "F32": 4}
+CONFIG_DTYPE = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,27 @@ class Spec:
         return prod(self.shape) * WIDTH[self.dtype]
 
 
-def make_model(directory: Path, *, seed: int = 0) -> None:
+@dataclass(frozen=True)
+class Variant:
+    """How a model differs from the plain one."""
+
+    dtype: str = "BF16"
+    """Of the weights; `A_log` and the norm of linear attention stay F32, as at the hub."""
+    tied: bool = False
+    """Whether the output head is the embedding: then it is not among the tensors."""
+    mtp: bool = True
+    """Whether Qwen3.5 comes with the layer for multi-token prediction."""
+    experts: int = 0
+    """Routed experts per layer of Qwen3.5, beside a shared one; 0: a dense model."""
+
+
+PLAIN = Variant()
+
+
+def make_model(directory: Path, *, seed: int = 0, variant: Variant = PLAIN) -> None:
     """Writes a tiny Qwen3.5 into `directory`: about 5 MB in two shards, the same bytes for the same seed."""
-    _write_weights(directory, list(_qwen3_5()), random.Random(seed))
-    _write_json(directory / "config.json", _qwen3_5_config())
+    _write_weights(directory, _varied(_qwen3_5(variant), variant), random.Random(seed))
+    _write_json(directory / "config.json", _qwen3_5_config(variant))
     image = {"image_processor_type": "Qwen2VLImageProcessorFast", **_pixels(65536, 16777216)}
     video = {"video_processor_type": "Qwen3VLVideoProcessor", **_pixels(4096, 25165824)}
     _write_json(directory / "preprocessor_config.json", image)
@@ -53,24 +73,32 @@ def make_model(directory: Path, *, seed: int = 0) -> None:
     _write_text_files(directory)
 
 
-def make_qwen3(directory: Path, *, seed: int = 0) -> None:
+def make_qwen3(directory: Path, *, seed: int = 0, variant: Variant = PLAIN) -> None:
     """Writes a tiny Qwen3, a plain Transformer with text only, into `directory`."""
-    _write_weights(directory, list(_qwen3()), random.Random(seed))
-    _write_json(directory / "config.json", _qwen3_config())
+    _write_weights(directory, _varied(_qwen3(), variant), random.Random(seed))
+    _write_json(directory / "config.json", _qwen3_config(variant))
     _write_text_files(directory)
 
 
-def _qwen3_5() -> Iterator[Spec]:
+def _varied(specs: Iterator[Spec], variant: Variant) -> list[Spec]:
+    kept = [spec for spec in specs if not (variant.tied and spec.name == "lm_head.weight")]
+    return [replace(spec, dtype=variant.dtype) if spec.dtype == "BF16" else spec for spec in kept]
+
+
+def _qwen3_5(variant: Variant) -> Iterator[Spec]:
     yield Spec("lm_head.weight", (VOCABULARY, HIDDEN))
     yield Spec("model.language_model.embed_tokens.weight", (VOCABULARY, HIDDEN))
     for index in range(LAYERS):
         prefix = f"model.language_model.layers.{index}"
         full = (index + 1) % FULL_EVERY == 0
-        yield from _layer(prefix, _gated_attention(prefix) if full else _linear_attention(prefix), "random")
+        attention = _gated_attention(prefix) if full else _linear_attention(prefix)
+        yield from _layer(prefix, attention, "random", variant.experts)
     yield Spec("model.language_model.norm.weight", (HIDDEN,))
     yield from _vision()
+    if not variant.mtp:
+        return
     yield Spec("mtp.fc.weight", (HIDDEN, 2 * HIDDEN))
-    yield from _layer("mtp.layers.0", _gated_attention("mtp.layers.0"), "random")
+    yield from _layer("mtp.layers.0", _gated_attention("mtp.layers.0"), "random", variant.experts)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield Spec(f"mtp.{name}.weight", (HIDDEN,))
 
@@ -84,13 +112,26 @@ def _qwen3() -> Iterator[Spec]:
     yield Spec("model.norm.weight", (HIDDEN,), "ones")
 
 
-def _layer(prefix: str, attention: Iterator[Spec], norms: str) -> Iterator[Spec]:
+def _layer(prefix: str, attention: Iterator[Spec], norms: str, experts: int = 0) -> Iterator[Spec]:
     yield Spec(f"{prefix}.input_layernorm.weight", (HIDDEN,), norms)
     yield from attention
-    yield Spec(f"{prefix}.mlp.gate_proj.weight", (INTERMEDIATE, HIDDEN))
-    yield Spec(f"{prefix}.mlp.up_proj.weight", (INTERMEDIATE, HIDDEN))
-    yield Spec(f"{prefix}.mlp.down_proj.weight", (HIDDEN, INTERMEDIATE))
+    yield from _moe(f"{prefix}.mlp", experts) if experts else _mlp(f"{prefix}.mlp", INTERMEDIATE)
     yield Spec(f"{prefix}.post_attention_layernorm.weight", (HIDDEN,), norms)
+
+
+def _mlp(prefix: str, intermediate: int) -> Iterator[Spec]:
+    yield Spec(f"{prefix}.gate_proj.weight", (intermediate, HIDDEN))
+    yield Spec(f"{prefix}.up_proj.weight", (intermediate, HIDDEN))
+    yield Spec(f"{prefix}.down_proj.weight", (HIDDEN, intermediate))
+
+
+def _moe(prefix: str, experts: int) -> Iterator[Spec]:
+    """Routed experts stacked, gate above up within each; and a shared one."""
+    yield Spec(f"{prefix}.gate.weight", (experts, HIDDEN))
+    yield Spec(f"{prefix}.experts.gate_up_proj", (experts, 2 * EXPERT_INTERMEDIATE, HIDDEN))
+    yield Spec(f"{prefix}.experts.down_proj", (experts, HIDDEN, EXPERT_INTERMEDIATE))
+    yield from _mlp(f"{prefix}.shared_expert", EXPERT_INTERMEDIATE)
+    yield Spec(f"{prefix}.shared_expert_gate.weight", (1, HIDDEN))
 
 
 def _gated_attention(prefix: str) -> Iterator[Spec]:
@@ -143,7 +184,9 @@ def _affine(name: str, shape: tuple[int, ...], fill: str = "random") -> Iterator
     yield Spec(f"{name}.bias", shape[:1])
 
 
-def _qwen3_5_config() -> dict[str, Any]:
+def _qwen3_5_config(variant: Variant) -> dict[str, Any]:
+    kind = "qwen3_5_moe" if variant.experts else "qwen3_5"
+    name = "Qwen3_5MoeForConditionalGeneration" if variant.experts else "Qwen3_5ForConditionalGeneration"
     full = [(index + 1) % FULL_EVERY == 0 for index in range(LAYERS)]
     text = {
         "attn_output_gate": True,
@@ -155,8 +198,8 @@ def _qwen3_5_config() -> dict[str, Any]:
         "linear_num_value_heads": LINEAR_VALUES,
         "linear_value_head_dim": LINEAR_DIM,
         "mamba_ssm_dtype": "float32",
-        "model_type": "qwen3_5_text",
-        "mtp_num_hidden_layers": 1,
+        "model_type": f"{kind}_text",
+        "mtp_num_hidden_layers": int(variant.mtp),
         "partial_rotary_factor": 0.25,
         "rope_parameters": {
             "mrope_interleaved": True,
@@ -165,8 +208,16 @@ def _qwen3_5_config() -> dict[str, Any]:
             "rope_theta": 10000000,
             "rope_type": "default",
         },
-        **_common_config(),
+        **_common_config(variant),
     }
+    if variant.experts:
+        text |= {
+            "moe_intermediate_size": EXPERT_INTERMEDIATE,
+            "num_experts": variant.experts,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": EXPERT_INTERMEDIATE,
+        }
     vision = {
         "depth": VISION_DEPTH,
         "hidden_act": "gelu_pytorch_tanh",
@@ -174,7 +225,7 @@ def _qwen3_5_config() -> dict[str, Any]:
         "in_channels": 3,
         "initializer_range": 0.02,
         "intermediate_size": VISION_INTERMEDIATE,
-        "model_type": "qwen3_5",
+        "model_type": kind,
         "num_heads": VISION_HEADS,
         "num_position_embeddings": POSITIONS,
         "out_hidden_size": HIDDEN,
@@ -183,12 +234,12 @@ def _qwen3_5_config() -> dict[str, Any]:
         "temporal_patch_size": TEMPORAL,
     }
     return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "dtype": "bfloat16",
+        "architectures": [name],
+        "dtype": CONFIG_DTYPE[variant.dtype],
         "image_token_id": token_id("<|image_pad|>"),
-        "model_type": "qwen3_5",
+        "model_type": kind,
         "text_config": text,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": variant.tied,
         "video_token_id": token_id("<|video_pad|>"),
         "vision_config": vision,
         "vision_end_token_id": token_id("<|vision_end|>"),
@@ -196,19 +247,19 @@ def _qwen3_5_config() -> dict[str, Any]:
     }
 
 
-def _qwen3_config() -> dict[str, Any]:
+def _qwen3_config(variant: Variant) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
-        "dtype": "bfloat16",
+        "dtype": CONFIG_DTYPE[variant.dtype],
         "model_type": "qwen3",
         "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
         "sliding_window": None,
         "use_sliding_window": False,
-        **_common_config(),
+        **_common_config(variant),
     }
 
 
-def _common_config() -> dict[str, Any]:
+def _common_config(variant: Variant) -> dict[str, Any]:
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -225,7 +276,7 @@ def _common_config() -> dict[str, Any]:
         "num_key_value_heads": KV_HEADS,
         "pad_token_id": None,
         "rms_norm_eps": 1e-06,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": variant.tied,
         "use_cache": True,
         "vocab_size": VOCABULARY,
     }
@@ -289,6 +340,9 @@ def _data(spec: Spec, source: random.Random) -> bytes:
     makers: dict[tuple[str, str], Callable[[], bytes]] = {
         ("random", "BF16"): lambda: _small_bf16(count, source),
         ("ones", "BF16"): lambda: b"\x80\x3f" * count,
+        ("random", "F16"): lambda: _small_f16(count, source),
+        ("ones", "F16"): lambda: b"\x00\x3c" * count,
+        ("random", "F32"): lambda: _small_f32(count, source),
         ("ones", "F32"): lambda: b"\x00\x00\x80\x3f" * count,
         # the upper half of a float32 is a bfloat16: 0x3f80 is 1.0, 0x402f is 2.73, between them A_log's range
         ("decay", "F32"): lambda: b"".join(
@@ -302,6 +356,20 @@ def _small_bf16(count: int, source: random.Random) -> bytes:
     """Random bfloat16 of either sign from 2⁻⁷ to 2⁻⁵: of the high byte only the sign is free."""
     data = bytearray(source.randbytes(2 * count))
     data[1::2] = data[1::2].translate(bytes(0x3C | byte & 0x80 for byte in range(256)))
+    return bytes(data)
+
+
+def _small_f16(count: int, source: random.Random) -> bytes:
+    """Random float16 in the same range: of the high byte the sign, the exponent's lowest and two bits of value."""
+    data = bytearray(source.randbytes(2 * count))
+    data[1::2] = data[1::2].translate(bytes(0x20 | byte & 0x87 for byte in range(256)))
+    return bytes(data)
+
+
+def _small_f32(count: int, source: random.Random) -> bytes:
+    """Random float32 in the same range."""
+    data = bytearray(source.randbytes(4 * count))
+    data[3::4] = data[3::4].translate(bytes(0x3C | byte & 0x80 for byte in range(256)))
     return bytes(data)
 
 
