@@ -125,7 +125,7 @@ for row in build_keys(CATALOG):
         text = f"{verb.capitalize()} {row.description}"
         nox.session(model_session(verb, row.key, text), name=f"{verb}-{row.key}")
 
-# A script's name is a key too (build-nn9 is build-9b-w8a8): made when asked for, so that `nox -l` names each image once.
+# A script's name is a key too (build-nn9 is build-9b-w8a8): made when asked for, so that `nox -l` stays short.
 for name in {name for model in CATALOG.models.values() for name in model.profiles} - {
     row.key for row in build_keys(CATALOG)
 }:
