@@ -4,59 +4,87 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import select
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline import __version__
-from pipeline.errors import DuopackError, UsageError
+from pipeline.errors import DuopackError, UsageError, quoted
 
 DESCRIPTION = "From a line in models.yaml to a verified, ready-to-serve Qwen image for Atlas 300I Duo (310P)."
+INTERRUPTED = 130
 PLATFORMS = ("linux/arm64", "linux/amd64")
 EPILOG = """\
 DEST and IMAGE are written as skopeo does:
   docker://HOST/REPOSITORY[:TAG]   a registry          oci:DIR[:TAG]              an OCI layout
   docker-archive:FILE[:NAME:TAG]   for 'docker load'   docker-daemon:NAME:TAG     the local engine
-Exit codes: 0 done, 1 a check or a stage failed, 2 wrong use.
+Exit codes: 0 done, 1 a check or a stage failed, 2 wrong use, 130 interrupted.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors go to stderr in one paragraph, results to stdout."""
-    options = make_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A file name that is no UTF-8, or a terminal that has no Chinese, must not end a build.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        options = make_parser().parse_args(words)
+    except UsageError as error:
+        return _fail(error, "", as_json="--json" in words)
     # A CI runner ends a job with SIGTERM: leave as cleanly as on Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """The command's exit code; whatever it raises becomes a paragraph and a code."""
     try:
         command = importlib.import_module(f"pipeline.commands.{options.module}")
         code: int = command.run(options)
         sys.stdout.flush()
         return code
-    except DuopackError as error:
-        if options.debug:
-            raise
-        return _fail(error, options)
     except KeyboardInterrupt:
-        _say("\nInterrupted. What is complete is kept; the same command goes on from there.")
-        return 130
-    except BrokenPipeError:
-        # The reader of our output left (`duopack list | head`): nothing to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        if options.debug:
-            raise
-        name = str(error.filename) if error.filename else options.command
-        return _fail(
-            DuopackError(error.strerror or str(error), where=name, mend="see --debug for where it happened"),
-            options,
-        )
+        ended = DuopackError("interrupted: what is complete is kept, the same command goes on from there")
+        _fail(ended, options.command, as_json=options.json)
+        return INTERRUPTED
+    except BrokenPipeError as error:
+        if _drop_streams_without_reader():
+            # Whoever read our output left (`duopack list | head`): nothing to say, and nowhere to say it.
+            return 1
+        fault: Exception = error
+    except Exception as error:
+        fault = error
+    if options.debug:
+        traceback.print_exception(fault)
+    return _fail(_told(fault, options.command), options.command, as_json=options.json)
+
+
+def _told(fault: Exception, command: str) -> DuopackError:
+    """Any failure as the paragraph that a person reads."""
+    if isinstance(fault, DuopackError):
+        return fault
+    hint = "run it again with --debug to see where it happened"
+    if isinstance(fault, OSError):
+        name = str(fault.filename) if fault.filename else ""
+        return DuopackError(quoted(fault.strerror or str(fault)), where=quoted(name), mend=hint)
+    what = f"a fault of duopack itself: {type(fault).__name__}: {quoted(str(fault), 400)}"
+    return DuopackError(what, where=command, mend=f"{hint}, and report that")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="duopack",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -89,10 +117,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     lock = add("lock", "resolve files and base digests into models.lock, and show what has moved")
     lock.add_argument("keys", nargs="*", metavar="KEY", help="models to lock (default: all, and all bases)")
-    lock.add_argument(
+    how = lock.add_mutually_exclusive_group()
+    how.add_argument(
         "--update", action="store_true", help="take what has moved, and drop what left the catalog"
     )
-    lock.add_argument(
+    how.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 when anything is stale or has moved"
     )
     lock.add_argument(
@@ -172,18 +201,37 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _fail(error: DuopackError, options: argparse.Namespace) -> int:
-    if options.json:
-        from pipeline.reports.output import print_json
-
-        print_json({"error": {"what": error.what, "where": error.where, "mend": error.mend}})
+def _fail(error: DuopackError, command: str, *, as_json: bool) -> int:
     kind = "wrong use" if isinstance(error, UsageError) else "error"
-    _say(f"duopack {options.command}: {kind}: {error}")
+    with suppress(OSError):
+        if as_json:
+            from pipeline.reports.output import print_json
+
+            print_json({"error": {"what": error.what, "where": error.where, "mend": error.mend}})
+            sys.stdout.flush()
+        sys.stderr.write(f"{f'duopack {command}'.rstrip()}: {kind}: {error}\n")
+        sys.stderr.flush()
     return error.exit_code
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+def _drop_streams_without_reader() -> bool:
+    """Points stdout and stderr, where nobody reads them any more, to nowhere; returns whether one was so."""
+    dropped = False
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            poll = select.poll()
+            poll.register(stream.fileno(), select.POLLOUT)
+            if any(events & select.POLLERR for _, events in poll.poll(0)):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                dropped = True
+    return dropped
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments are a UsageError like any other wrong use, so that --json holds for them too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, mend=f"see '{self.prog} --help'")
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

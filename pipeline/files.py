@@ -89,10 +89,7 @@ def sync_directory(path: Path) -> None:
 
 def require_space(directory: Path, needed: int, *, purpose: str) -> None:
     """Raises DuopackError when the disk that holds `directory` has less than `needed` bytes free."""
-    existing = directory
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(directory)).free
     if free < needed:
         raise DuopackError(
             f"{purpose} needs {human_size(needed)}, but only {human_size(free)} are free: "
@@ -100,6 +97,17 @@ def require_space(directory: Path, needed: int, *, purpose: str) -> None:
             where=str(directory),
             mend="free that much, or choose another disk with --work DIR or DUOPACK_WORK",
         )
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two paths, there or not yet, lie on one file system."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 @contextmanager

@@ -6,11 +6,12 @@ The variables of docker (`DOCKER_CONFIG`, …), ModelScope and Hugging Face are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, quoted
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,20 @@ class Settings:
 def read_settings(
     environ: Mapping[str, str], *, catalog: Path | None = None, work: Path | None = None
 ) -> Settings:
-    """Settings from the environment; what is given on the command line wins."""
-    parallel = environ.get("DUOPACK_PARALLEL", "4")
-    if not parallel.isdigit() or not 1 <= int(parallel) <= 16:
+    """Settings from the environment; what is given on the command line wins, and an empty variable is none.
+
+    Raises UsageError for a variable that cannot be what it says.
+    """
+    parallel = environ.get("DUOPACK_PARALLEL") or "4"
+    if not re.fullmatch("[1-9]|1[0-6]", parallel):
         raise UsageError(
-            f"'{parallel}' is not a number from 1 to 16",
+            f"'{quoted(parallel)}' is not a number from 1 to 16",
             where="DUOPACK_PARALLEL",
             mend="unset it, or give the number of files to move at once",
         )
     return Settings(
-        catalog=catalog or Path(environ.get("DUOPACK_CATALOG", "models.yaml")),
-        work=work or Path(environ.get("DUOPACK_WORK", "build")),
+        catalog=catalog or Path(environ.get("DUOPACK_CATALOG") or "models.yaml"),
+        work=work or Path(environ.get("DUOPACK_WORK") or "build"),
         registry=environ.get("DUOPACK_REGISTRY") or None,
         tag=environ.get("DUOPACK_TAG") or None,
         parallel=int(parallel),

@@ -99,7 +99,8 @@ def _summary(result: Built | Planned) -> str:
         f"{result.key}: {result.destination}\n"
         f"  digest    {result.digest}\n"
         f"  base      {result.base} ({result.platform})\n"
-        f"  layers    {result.layers}, {human_size(result.size)}; sent {result.layers_sent}, {human_size(result.sent)}\n"
+        f"  layers    {result.layers}, {human_size(result.size)}\n"
+        f"  sent      {result.layers_sent} layers, {human_size(result.sent)}\n"
         f"  command   {result.command}\n"
         f"  took      {result.seconds:.1f} s"
     )

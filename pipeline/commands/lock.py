@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,9 @@ def run(options: argparse.Namespace) -> int:
         if not options.check and change.kind in {"locked", "updated", "dropped"}:
             write_lock(settings.lock, lock)
 
-    with showing(options) as progress, exclusive(lock_file_guard(settings.lock), progress.note):
+    with showing(options) as progress, ExitStack() as stack:
+        if not options.check:
+            stack.enter_context(exclusive(lock_file_guard(settings.lock), progress.note))
         done = refresh(
             catalog,
             read_lock(settings.lock),

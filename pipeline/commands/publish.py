@@ -7,24 +7,26 @@ from dataclasses import asdict
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.schema import Catalog
-from pipeline.catalog.target import build_keys, find_target
+from pipeline.catalog.target import Target, build_keys, find_target
 from pipeline.commands.common import destination_of, settings_of, showing
-from pipeline.errors import UsageError
+from pipeline.errors import DuopackError, UsageError, quoted
 from pipeline.files import human_size
+from pipeline.lock.values import read_lock
+from pipeline.oci.digest import Digest
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.reports.output import print_json, print_text
 from pipeline.settings import Settings
 from pipeline.stages.base import base_names, refuse_base_as_destination
-from pipeline.stages.publish import publish, under_registry
+from pipeline.stages.publish import Expected, publish, under_registry
 
 
 def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     catalog = load_catalog(settings.catalog)
-    source, destination = _places(options, catalog, settings)
+    source, destination, expected = _places(options, catalog, settings)
     refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, None))
     with showing(options) as progress:
-        done = publish(source, destination, settings, progress)
+        done = publish(source, destination, settings, progress, expected)
     if options.json:
         print_json(asdict(done))
     else:
@@ -35,22 +37,39 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _places(options: argparse.Namespace, catalog: Catalog, settings: Settings) -> tuple[Reference, Reference]:
+def _places(
+    options: argparse.Namespace, catalog: Catalog, settings: Settings
+) -> tuple[Reference, Reference, Expected | None]:
     """Source and destination: from a key they follow the catalog, an image needs --to."""
     if options.image not in {row.key for row in build_keys(catalog)}:
         if not options.to or options.from_registry:
             raise UsageError(
-                f"'{options.image}' is not a key of the catalog, so the names do not follow from it",
+                f"'{quoted(options.image)}' is not a key of the catalog, so the names do not follow from it",
                 mend="give a key ('duopack list'), or an image with --to DEST and without --from-registry",
             )
-        return parse_reference(options.image), parse_reference(options.to)
+        return parse_reference(options.image), parse_reference(options.to), None
     target = find_target(catalog, options.image, base=options.base, platform=options.platform)
     destination = parse_reference(options.to or destination_of(catalog, target, settings))
+    # A name that follows from the catalog tells the base; one that was given says what its giver knows.
+    base = None if options.to else _locked_base(target, settings)
+    expected = Expected(target, base)
     if options.from_registry:
-        return under_registry(destination, options.from_registry), destination
+        return under_registry(destination, options.from_registry), destination, expected
     if destination.transport == "oci" and not options.to:
         raise UsageError(
             "there is no registry to publish to",
             mend="set DUOPACK_REGISTRY=registry.example/namespace, or publish.repository in models.yaml, or give --to",
         )
-    return parse_reference(f"oci:{settings.work}/{target.key}"), destination
+    return parse_reference(f"oci:{settings.work}/{target.key}"), destination, expected
+
+
+def _locked_base(target: Target, settings: Settings) -> Digest:
+    """The base's digest that models.lock has. Raises DuopackError when it has none."""
+    base = read_lock(settings.lock).bases.get(target.base_key)
+    if base is None or target.platform not in base.platforms:
+        raise DuopackError(
+            f"it does not say which image the base '{target.base_key}' is for {target.platform}",
+            where=str(settings.lock),
+            mend=f"take the models.lock that the image was built with, or run 'duopack build {target.key}' first",
+        )
+    return base.platforms[target.platform]

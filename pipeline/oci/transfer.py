@@ -20,6 +20,7 @@ from pipeline.oci.tar import TarLayer
 
 # A worker that does not notice the end of the work within this time is cut off through the sink.
 _PATIENCE_SECONDS = 2.0
+_NOWHERE = Digest.of(b"no blob has this content: asked for to see whether a destination answers")
 
 
 class LayerProgress(Protocol):
@@ -80,6 +81,23 @@ def write_image(
         return finished.manifest, finished.config, finished.layers
 
     return _Transfer(sink, parallel, on_layer or Silent(), remember).run(parcels, finish)
+
+
+def missing_layers(
+    image: Image, asked: Sequence[Layer], sink: Sink, known: Mapping[str, Digest]
+) -> tuple[Layer, ...]:
+    """Those of `asked`, layers of the image, that `write_image` would have to send, as far as is known now.
+
+    Asks the sink at least once, so that a destination that is down or wants a login is found before any work.
+    Raises DuopackError as the sink does.
+    """
+    if isinstance(sink, PlanningSink):
+        parcels = [_Parcel.of(layer, known) for layer in image.layers]
+        sink.plan([(parcel.blob.digest, parcel.diff_id) for parcel in parcels])
+    blobs = [(layer, _Parcel.of(layer, known).blob) for layer in asked]
+    return tuple(
+        layer for layer, blob in blobs if not sink.has(blob.digest or _NOWHERE, blob.size) or not blob.digest
+    )
 
 
 def copy_image(

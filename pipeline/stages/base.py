@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.catalog.schema import Catalog
+from pipeline.catalog.schema import Base, Catalog
 from pipeline.catalog.target import Target
 from pipeline.errors import DuopackError, UsageError
 from pipeline.lock.resolve import base_reference
@@ -14,7 +14,7 @@ from pipeline.lock.values import Lock
 from pipeline.oci.digest import Digest
 from pipeline.oci.image import Image, load_base
 from pipeline.oci.places import open_source
-from pipeline.oci.reference import Reference
+from pipeline.oci.reference import DEFAULT_TAG, Reference
 from pipeline.settings import Settings
 
 
@@ -59,22 +59,35 @@ def open_base(target: Target, lock: Lock, settings: Settings, override: Referenc
     )
 
 
+def described_base(base: Base, override: Reference) -> Base:
+    """What is told of a base that --base named: its own name, the versions of the catalog's base.
+
+    A directory of the building machine has no name that means anything elsewhere.
+    """
+    name = str(replace(override, digest=None)).removeprefix("docker://")
+    return base.model_copy(update={"images": (name if override.transport == "docker" else "local",)})
+
+
 def refuse_base_as_destination(destination: Reference, base_names: Iterable[Reference]) -> None:
     """An image of ours must never carry the name of the image it is layered on.
 
     A committed container that kept the upstream name is how the guide's 194 GB image came to lie.
     Raises UsageError.
     """
-    if destination.transport not in {"docker", "docker-daemon", "docker-archive"}:
-        return
+    if any(_is_same_place(base, destination) for base in base_names):
+        raise UsageError(
+            "this is the name of the base image: an image with models must not carry it",
+            where=str(destination),
+            mend="choose a name of your own with --to, or set DUOPACK_REGISTRY=registry.example/namespace",
+        )
+
+
+def _is_same_place(base: Reference, destination: Reference) -> bool:
+    if base.transport == destination.transport == "oci":
+        same = base.path.absolute().resolve() == destination.path.absolute().resolve()
+        return same and (base.tag or DEFAULT_TAG) == (destination.tag or DEFAULT_TAG)
     name = (destination.registry, destination.repository, destination.tag)
-    for base in base_names:
-        if base.repository and (base.registry, base.repository, base.tag) == name:
-            raise UsageError(
-                "this is the name of the base image: an image with models must not carry it",
-                where=str(destination),
-                mend="publish under a name of your own, e.g. DUOPACK_REGISTRY=registry.example/namespace",
-            )
+    return bool(base.repository) and (base.registry, base.repository, base.tag) == name
 
 
 def base_names(catalog: Catalog, relative_to: Path, override: Reference | None) -> tuple[Reference, ...]:

@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING
 
 from pipeline.catalog.schema import Catalog
 from pipeline.catalog.target import Target
-from pipeline.files import exclusive
+from pipeline.files import exclusive, require_space, same_disk
 from pipeline.lock.values import Lock
-from pipeline.oci.digest import Digest
-from pipeline.oci.image import Image
-from pipeline.oci.model import Sink
+from pipeline.oci.hashing import FileContent
+from pipeline.oci.image import Image, Layer
 from pipeline.oci.places import open_sink
 from pipeline.oci.reference import Reference
 from pipeline.oci.tar import TarEntry, TarLayer, pack
-from pipeline.oci.transfer import write_image
+from pipeline.oci.transfer import missing_layers, write_image
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
-from pipeline.stages.base import OpenBase, base_names, mountable, open_base, refuse_base_as_destination
+from pipeline.stages.base import (
+    OpenBase,
+    base_names,
+    described_base,
+    mountable,
+    open_base,
+    refuse_base_as_destination,
+)
 from pipeline.stages.download import download
 from pipeline.stages.image import LayerMemo, downloaded_entries, locked_entries, plan_image
 from pipeline.stages.launch import LaunchFiles, launch_files
@@ -32,8 +38,6 @@ from pipeline.stages.sending import Sending
 
 if TYPE_CHECKING:
     from pipeline.hubs.hub import Hub
-
-_NOWHERE = Digest.of(b"no blob has this content: duopack asks for it to see whether a destination answers")
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def _prepare(
 ) -> _Parts:
     refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, override))
     base = open_base(target, lock, settings, override)
-    launch = launch_files(dict(target.models), target.base, base.digest, target.profile_name)
+    built_on = target.base if override is None else described_base(target.base, override)
+    launch = launch_files(dict(target.models), built_on, base.digest, target.profile_name)
     return _Parts(target, lock, settings, base, launch)
 
 
@@ -147,28 +152,37 @@ def build(
     sink = open_sink(
         destination, mount_from=mountable(parts.base.reference, destination), journal=settings.upload_journal
     )
-    sending = Sending(progress)
+    sending = Sending(progress, sink)
     memo = LayerMemo(settings.layer_memo)
     known = memo.known()
-    entries = {}
+    entries = {key: parts.locked_entries(key) for key, _ in target.models}
+    image = parts.image(entries)
+    for warning in (*parts.launch.warnings, *image.warnings):
+        progress.warn(warning)
+    is_file = destination.transport in {"oci", "docker-archive"}
+    # The base's layers matter only for the space; a registry is not asked for each of them twice.
+    asked = image.layers if is_file else image.layers[len(parts.base.image.layers) :]
+    missing = missing_layers(image, asked, sink, known)
+    needed = _to_download(entries, missing, progress)
+    if is_file:
+        _require_space(destination, missing, [entry for key in needed for entry in entries[key]])
     with ExitStack() as stack:
-        for key, model in target.models:
-            locked = parts.locked_entries(key)
-            # Asks the destination now: a registry that is down or wants a login is found before the download.
-            missing = [layer for layer in pack(locked) if not _is_there(layer, known, sink)]
-            if not missing and not all(_on_disk(entry) for entry in locked):
-                progress.note(f"{key}: every layer is at the destination already: nothing is downloaded")
-                entries[key] = locked
-                continue
-            directory = settings.model_directory(key)
-            stack.enter_context(exclusive(directory.with_name(f"{key}.lock"), progress.note))
+        # In one order for everybody: two builds that share models must not wait for each other.
+        for key in sorted(needed):
+            stack.enter_context(
+                exclusive(settings.model_directory(key).with_name(f"{key}.lock"), progress.note)
+            )
+        for key in needed:
+            model, directory = dict(target.models)[key], settings.model_directory(key)
             weights = download(key, model, lock.models[key], hubs[key], directory, progress)
             entries[key] = downloaded_entries(model, weights)
-        image = parts.image(entries)
-        for warning in (*parts.launch.warnings, *image.warnings):
-            progress.warn(warning)
         descriptor = write_image(
-            image, sink, parallel=settings.parallel, known=known, on_layer=sending, remember=memo.remember
+            parts.image(entries),
+            sink,
+            parallel=settings.parallel,
+            known=known,
+            on_layer=sending,
+            remember=memo.remember,
         )
     return Built(
         key=target.key,
@@ -186,11 +200,31 @@ def build(
     )
 
 
-def _is_there(layer: TarLayer, known: Mapping[str, Digest], sink: Sink) -> bool:
-    # An unknown digest cannot be there; asking for it all the same proves that the destination answers.
-    digest = known.get(layer.key)
-    return sink.has(digest or _NOWHERE, layer.size) and digest is not None
+def _require_space(destination: Reference, missing: Sequence[Layer], files: Sequence[TarEntry]) -> None:
+    """Finds a disk that is too small before the download: for the layers, and the files if they share it."""
+    path = destination.path.absolute()
+    directory = path if destination.transport == "oci" else path.parent
+    size = sum(layer.blob.size for layer in missing)
+    contents = [entry.content for entry in files if isinstance(entry.content, FileContent)]
+    absent = [content for content in contents if not content.path.exists()]
+    if absent and same_disk(directory, absent[0].path):
+        size += sum(content.size for content in absent)
+    require_space(directory, size, purpose=f"writing {destination}")
 
 
-def _on_disk(entry: TarEntry) -> bool:
+def _to_download(
+    entries: Mapping[str, Sequence[TarEntry]], missing: Sequence[Layer], progress: Progress
+) -> tuple[str, ...]:
+    """The models of which something must be read; a model that is on the disk is looked at in any case."""
+    unread = {layer.blob.key for layer in missing if isinstance(layer.blob, TarLayer)}
+    needed = []
+    for key, files in entries.items():
+        if unread.isdisjoint(layer.key for layer in pack(files)) and not all(map(_is_on_disk, files)):
+            progress.note(f"{key}: every layer is at the destination already: nothing is downloaded")
+        else:
+            needed.append(key)
+    return tuple(needed)
+
+
+def _is_on_disk(entry: TarEntry) -> bool:
     return isinstance(entry.content, bytes) or entry.content.path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,11 @@ class RegistrySink:
         self._journal = Journal(journal, f"{reference.registry}/{reference.repository}")
         self._habits = Habits.of(reference.registry, chunk)
         self._seen: dict[Digest, float] = {}
+        self._mutex = threading.Lock()
+        self.spared_bytes = 0
+        """What `on_bytes` was told of without its being sent: mounted, or there from an earlier run."""
+        self.spared_blobs = 0
+        """Blobs of which nothing was sent."""
 
     def has(self, digest: Digest, size: int) -> bool:
         """Asks the registry (HEAD). Raises RegistryError when it cannot be asked."""
@@ -73,12 +79,11 @@ class RegistrySink:
         `on_bytes` comes to `blob.size` in total, also for bytes that were mounted or sent by an earlier run.
         """
         self._require_open()
-        is_mounted, location = self._mount(blob.digest) if blob.digest else (False, None)
-        if is_mounted and blob.digest:
-            on_bytes(blob.size)
-            return self._arrived(blob.digest)
-        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal)
-        return self._arrived(upload.run(location))
+        digest, spared = self._take(blob, on_bytes)
+        with self._mutex:
+            self.spared_bytes += spared
+            self.spared_blobs += spared == blob.size
+        return digest
 
     def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
         """Sends the config and the manifest, after every layer is known to be there; reads it back by name.
@@ -97,7 +102,7 @@ class RegistrySink:
         config_type = DOCKER_CONFIG if media_type == DOCKER_MANIFEST else OCI_CONFIG
         blob = _Bytes(config_type, config)
         if not self.has(blob.digest, blob.size):
-            self.put_blob(blob, lambda _: None)
+            self._take(blob, lambda _: None)
         self._require_layers(layers)
         name = self._reference.tag or str(wanted.digest)
         self._client.ask(
@@ -127,6 +132,15 @@ class RegistrySink:
         """Lets go of connections and of the journal."""
         self._journal.close()
         self._client.close()
+
+    def _take(self, blob: Blob, on_bytes: OnBytes) -> tuple[Digest, int]:
+        """The digest of what arrived, and how many of its bytes had not to be sent."""
+        is_mounted, location = self._mount(blob.digest) if blob.digest else (False, None)
+        if is_mounted and blob.digest:
+            on_bytes(blob.size)
+            return self._arrived(blob.digest), blob.size
+        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal)
+        return self._arrived(upload.run(location)), upload.taken_up
 
     def _mount(self, digest: Digest) -> tuple[bool, str | None]:
         """Whether a sister repository's blob is now ours too; if not, the upload session that it led to."""

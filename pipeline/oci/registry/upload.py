@@ -40,6 +40,8 @@ class BlobUpload:
         self._doing = f"sending a layer of {human_size(blob.size)} to {client.repository}"
         self._key = ""
         self._reported = 0
+        self.taken_up = 0
+        """Bytes that an earlier run had sent already."""
         self._cuts = 0
         self._location: str | None = None
         self._whole: Digest | None = None
@@ -270,6 +272,7 @@ class BlobUpload:
         if fresh:
             self._client.cancel(fresh)
         self._was_cut = True
+        self.taken_up = self._feed.offset
         self._report(self._feed.offset)
 
     def _agrees(self, entry: OpenUpload) -> bool:
