@@ -29,8 +29,11 @@ from pipeline.oci.model import (
     OnBytes,
 )
 from pipeline.oci.partial import PartialFile, make_directory, sweep
+from pipeline.oci.ranges import pread_exactly
 
 REF_NAME = "org.opencontainers.image.ref.name"
+IMAGE_NAME = "io.containerd.image.name"
+"""The whole name of an image in index.json, as containerd and `docker save` write it."""
 
 _VERSION = "1.0.0"
 _PARTIAL = ".partial-"
@@ -59,6 +62,16 @@ class LayoutBlob:
     def read(self, offset: int = 0) -> Iterator[Piece]:
         """The bytes from `offset`. Raises DuopackError when the file is missing, cut or damaged."""
         return FileContent(self.path, self.size, self.digest.hex, mend=_DAMAGED).read(offset)
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """A part, unchecked. Raises DuopackError when the file is missing or has another size."""
+        if (found := _size_of(self.path)) != self.size:
+            raise DuopackError(
+                f"the blob has {found} bytes, not {self.size}" if found >= 0 else "the blob is missing",
+                where=str(self.path),
+                mend=_DAMAGED,
+            )
+        return pread_exactly(self.path, offset, size, mend=_DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -135,11 +148,14 @@ class LayoutSource:
 class LayoutSink:
     """Writes one image into a layout directory, made when it is not there, under a tag.
 
-    Other images of the layout stay. Several processes may write at the same time.
+    Other images of the layout stay. Several processes may write at the same time. `name`, when given, is kept as
+    the image's whole name. With `listed` false the image is not entered into index.json: an index will name it.
     """
 
     directory: Path
     tag: str = "latest"
+    name: str = ""
+    listed: bool = True
     parallel: int = 2
     _ready: bool = field(default=False, init=False, repr=False)
 
@@ -172,15 +188,12 @@ class LayoutSink:
         media_type = parse_object(manifest, where="manifest").get("mediaType", OCI_MANIFEST)
         platform = config_platform(parse_object(config, where="config", limit=MAX_CONFIG))
         descriptor = Descriptor(media_type, self._store(manifest), len(manifest), platform=platform or None)
-        with _locked(self.directory):
-            self._enter(descriptor)
-        found, data = LayoutSource(self.directory).manifest(self.tag or str(descriptor.digest))
-        if data != manifest or found.digest != descriptor.digest:
-            raise DuopackError(
-                "the image that was written is not there any more", where=str(self.directory),
-                mend="something else writes the same tag: run the same command again",
-            )  # fmt: skip
-        return descriptor
+        return self._publish(descriptor, manifest)
+
+    def put_index(self, index: bytes) -> Descriptor:
+        """Enters an index, whose images are in the layout, into index.json under the tag."""
+        self._prepare()
+        return self._publish(Descriptor(OCI_INDEX, self._store(index), len(index)), index)
 
     def abort(self) -> None:
         """Nothing to do: what is not finished has no name, and goes with its writer."""
@@ -210,6 +223,19 @@ class LayoutSink:
             sweep(self._blobs, _PARTIAL)
         self._ready = True
 
+    def _publish(self, descriptor: Descriptor, document: bytes) -> Descriptor:
+        if self.listed:
+            with _locked(self.directory):
+                self._enter(descriptor)
+        reference = self.tag if self.listed and self.tag else str(descriptor.digest)
+        found, data = LayoutSource(self.directory).manifest(reference)
+        if data != document or found.digest != descriptor.digest:
+            raise DuopackError(
+                "the image that was written is not there any more", where=str(self.directory),
+                mend="something else writes the same tag: run the same command again",
+            )  # fmt: skip
+        return descriptor
+
     def _store(self, data: bytes) -> Digest:
         digest = Digest.of(data)
         with PartialFile(self._blobs, _PARTIAL) as partial:
@@ -219,7 +245,8 @@ class LayoutSink:
 
     def _enter(self, descriptor: Descriptor) -> None:
         index = _read_index(self.directory)
-        named = replace(descriptor, annotations={REF_NAME: self.tag} if self.tag else {})
+        names = {REF_NAME: self.tag, IMAGE_NAME: self.name}
+        named = replace(descriptor, annotations={key: name for key, name in names.items() if name})
         others = [entry for entry in index["manifests"] if _name_of(entry) != self.tag]
         index["manifests"] = [*others, named.to_json()]
         write_atomically(self.directory / "index.json", canonical(index))
@@ -231,6 +258,13 @@ def _empty_index() -> dict[str, Any]:
 
 def _blob_path(directory: Path, digest: Digest) -> Path:
     return directory / "blobs" / "sha256" / digest.hex
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _name_of(entry: Any) -> str:

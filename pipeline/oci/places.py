@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UsageError
 from pipeline.oci.model import Sink, Source
 from pipeline.oci.reference import DEFAULT_TAG, Reference
 
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from pipeline.oci.registry.client import Client
 
 
-def open_source(ref: Reference, *, plain_http: bool = False) -> Source:
-    """A place to read from: a registry repository or an OCI layout. Another transport is a UsageError."""
+def open_source(ref: Reference, *, plain_http: bool = False, scratch: Path | None = None) -> Source:
+    """A place to read from. An engine's image passes through a temporary file in `scratch`, as large as itself."""
     if ref.transport == "docker":
         from pipeline.oci.registry.source import RegistrySource
 
@@ -23,11 +22,13 @@ def open_source(ref: Reference, *, plain_http: bool = False) -> Source:
         from pipeline.oci.layout import LayoutSource
 
         return LayoutSource(ref.path)
-    raise UsageError(
-        f"an image cannot be read from {ref.transport}:",
-        where=str(ref),
-        mend="copy it to an OCI layout first (skopeo copy … oci:DIR), or name it in a registry",
-    )
+    if ref.transport == "docker-archive":
+        from pipeline.oci.archive_source import ArchiveSource
+
+        return ArchiveSource(ref.path, ref.name_tag)
+    from pipeline.oci.daemon_source import DaemonSource
+
+    return DaemonSource(ref.name_tag, scratch)
 
 
 def open_sink(

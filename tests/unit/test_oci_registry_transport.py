@@ -348,5 +348,5 @@ def test_places_are_opened_without_asking_anybody(tmp_path: Path) -> None:
     assert open_source(parse_reference("reg.invalid/a:b"))
     assert open_sink(parse_reference("reg.invalid/a:b"), mount_from=("c",), journal=tmp_path).parallel == 4
     assert open_source(parse_reference(f"oci:{tmp_path}"))
-    with pytest.raises(DuopackError, match="cannot be read from docker-archive"):
-        open_source(parse_reference("docker-archive:x.tar"))
+    assert open_source(parse_reference("docker-archive:x.tar"))
+    assert open_source(parse_reference("docker-daemon:qwen:1"))

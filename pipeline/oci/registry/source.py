@@ -27,6 +27,8 @@ _TYPES = (OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST)
 _MAX_TAGS = 20_000
 _MAX_PAGES = 200
 _PIECE = 1 << 20
+_MAX_SKIPPED = 64 << 20
+"""Bytes that are read in vain when a registry or a cache in between knows no ranges."""
 
 
 class RegistrySource:
@@ -147,6 +149,37 @@ class RegistryBlob:
                 where=f"{self._client.registry}/{self._client.repository}@{self.digest}",
                 mend="look for a faulty proxy or disk at the registry; nothing of it was used",
             )
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """A part, unchecked. Raises RegistryError when it cannot be had, or the blob has another size there."""
+        return self._client.patience.run(lambda: self._part(offset, size)) if size else b""
+
+    def _part(self, offset: int, size: int) -> bytes:
+        client, doing = self._client, f"reading a part of the blob {self.digest} of {self._client.repository}"
+        ranged = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        opened = client.open(client.url(f"blobs/{self.digest}"), doing, expect=(200, 206), headers=ranged)
+        with opened:
+            begins = opened.header("Content-Range").partition("/")[0] == f"bytes {offset}-{offset + size - 1}"
+            total = opened.header("Content-Range").rpartition("/")[2]
+            if opened.status == 206 and (not begins or total not in {str(self.size), "*"}):
+                raise RegistryError(
+                    f"it has another blob than the manifest says: {quoted(opened.header('Content-Range'), 80)}",
+                    where=f"{client.registry}/{client.repository}@{self.digest}",
+                    mend="push the image again; ask who runs the registry",
+                )
+            skip = offset if opened.status == 200 else 0
+            if skip + size > _MAX_SKIPPED:
+                raise RegistryError(
+                    "it does not send parts of blobs",
+                    where=client.registry,
+                    mend="read the whole image: --deep",
+                )
+            body = opened.read(skip + size).body[skip:]
+        if len(body) < size:
+            raise RegistryError(
+                f"the blob {self.digest} ended early", where=client.registry, mend="try again", transient=True
+            )
+        return body
 
     def _pieces(self, start: int) -> Iterator[bytes]:
         client, wanted = self._client, self.size - start
