@@ -47,4 +47,4 @@ def container_options(
 def visible_chips(devices: Path = Path("/dev")) -> tuple[int, ...]:
     """Host ids of the chips whose device nodes exist."""
     names = (path.name.removeprefix("davinci") for path in devices.glob("davinci[0-9]*"))
-    return tuple(sorted(int(name) for name in names if name.isdigit()))
+    return tuple(sorted(int(name) for name in names if name.isdecimal()))

@@ -248,8 +248,10 @@ class Model(Strict):
         default=None,
         description="The last part of the image's repository; absent: the first served name in lower case",
     )
-    allow: tuple[Literal["index-total"], ...] = Field(
-        default=(), description="Checks of the weights that this model is known to fail without harm"
+    allow: tuple[Literal["index-total", "degenerate-answer"], ...] = Field(
+        default=(),
+        description="Checks that this model is known to fail without harm: index-total of the weights, "
+        "degenerate-answer of `duopack smoke` (a test model with random weights talks nonsense)",
     )
     license: Text | None = Field(
         default=None, description="SPDX expression of the weights' licence, e.g. Apache-2.0"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.target import Target, find_target
 from pipeline.commands.common import destination_of, settings_of, showing
-from pipeline.errors import DuopackError, UsageError
+from pipeline.errors import DuopackError, UsageError, quoted
+from pipeline.files import exclusive
 from pipeline.oci.reference import parse_reference
 from pipeline.reports.output import print_json, print_text, table
 from pipeline.reports.progress import Progress
 from pipeline.serving.client import ServerClient
+from pipeline.settings import Settings
 from pipeline.stages.smoke import smoke
 
 
@@ -24,13 +27,13 @@ def run(options: argparse.Namespace) -> int:
     catalog = load_catalog(settings.catalog)
     target = find_target(catalog, options.key)
     url = options.url or os.environ.get("DUOPACK_SMOKE_URL")
-    with showing(options) as progress:
-        if url:
-            checks = smoke(ServerClient(url), target.default_model, target.profile)
-        else:
+    # vLLM's own variable: a server that was started with a key wants it from its clients.
+    api_key = os.environ.get("VLLM_API_KEY")
+    with showing(options) as progress, ExitStack() as stack:
+        if not url:
             image = options.image or _image(destination_of(catalog, target, settings))
-            with _started(options, target, image, progress) as started:
-                checks = smoke(ServerClient(started), target.default_model, target.profile)
+            url = stack.enter_context(_started(options, settings, target, image, progress))
+        checks = smoke(ServerClient(url, api_key=api_key), target.default_model, target.profile)
     passed = all(check.verdict == "pass" for check in checks)
     if options.json:
         print_json({"key": target.key, "passed": passed, "checks": [asdict(check) for check in checks]})
@@ -52,13 +55,18 @@ def _image(destination: str) -> str:
 
 
 @contextmanager
-def _started(options: argparse.Namespace, target: Target, image: str, progress: Progress) -> Iterator[str]:
+def _started(
+    options: argparse.Namespace, settings: Settings, target: Target, image: str, progress: Progress
+) -> Iterator[str]:
     from pipeline.ascend.container import container_options, visible_chips
-    from pipeline.serving.container import engine, running, runtimes, wait_until
+    from pipeline.serving.container import Server, engine, ensure_image, running, runtimes, wait_until
 
     profile = target.profile
     chips = _chips(options.chips or os.environ.get("DUOPACK_CHIPS"), profile.tensor_parallel, visible_chips())
-    with engine() as client:
+    limit = _seconds(options.start_limit)
+    name = f"smoke-{profile.served_name}"
+    # The lock tells a container that a killed run left from one of a run that is still at it.
+    with engine() as client, exclusive(settings.cache / f"{name}.lock", progress.note):
         wanted = container_options(chips, runtimes=runtimes(client))
         keywords = {
             "command": [f"/models/scripts/{target.profile_name}.sh"],
@@ -68,11 +76,20 @@ def _started(options: argparse.Namespace, target: Target, image: str, progress: 
             "environment": wanted.env,
             "shm_size": wanted.shm_size,
         }
-        progress.note(f"starting {image} on chips {','.join(map(str, chips))}")
-        with running(client, image, profile.port, keywords) as (container, url):
-            server = ServerClient(url)
-            wait_until(server.healthy, container, limit=options.start_limit * 60, note=progress.note)
+        server = Server(image, name, profile.port, str(settings.cache.absolute()), keywords)
+        ensure_image(client, image, progress.note)
+        progress.note(f"starting {image} as {name} on chips {','.join(map(str, chips))}")
+        with running(client, server, progress.note) as (container, url):
+            wait_until(ServerClient(url).healthy, container, limit=limit, note=progress.note)
             yield url
+
+
+def _seconds(minutes: float) -> float:
+    if not 0 < minutes <= 24 * 60:
+        raise UsageError(
+            f"{minutes} is no number of minutes to wait", where="--start-limit", mend="give 1 to 1440"
+        )
+    return minutes * 60
 
 
 def _chips(text: str | None, needed: int, visible: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,15 +102,11 @@ def _chips(text: str | None, needed: int, visible: tuple[int, ...]) -> tuple[int
                 mend="run it on an Ascend host ('npu-smi info' lists the chips), or give a running server with --url",
             )
         return visible[:needed]
-    parts = text.split(",")
-    if (
-        not all(part.strip().isdigit() for part in parts)
-        or len(set(parts)) != len(parts)
-        or len(parts) != needed
-    ):
+    ids = [int(part) for part in text.split(",") if re.fullmatch(r" *[0-9]{1,4} *", part)]
+    if len(set(ids)) != text.count(",") + 1 or len(ids) != needed:
         raise UsageError(
-            f"'{text}' does not name {needed} chip{'s' if needed > 1 else ''}",
+            f"'{quoted(text)}' does not name {needed} chip{'s' if needed > 1 else ''}",
             where="--chips",
             mend="give host ids such as " + ",".join(map(str, range(needed))),
         )
-    return tuple(int(part) for part in parts)
+    return tuple(ids)

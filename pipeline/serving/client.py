@@ -8,6 +8,7 @@ whether a request works; `/v1/models` names the weights in `root`; with a reason
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +37,20 @@ class ServedModel:
 class ServerClient:
     """One server at a base URL such as http://127.0.0.1:12320; times in seconds."""
 
-    def __init__(self, url: str, *, timeout: float = 300.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 300.0, api_key: str | None = None) -> None:
         import urllib3
 
-        if not url.startswith(("http://", "https://")):
+        if "@" in url.partition("?")[0]:
+            raise UsageError(
+                "the server's address has a user name or a password in it",
+                mend="write http://HOST:PORT, and give a key as VLLM_API_KEY",
+            )
+        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
             raise UsageError(f"'{quoted(url)}' is not a server's address", mend="write http://HOST:PORT")
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = timeout
         self._pool = urllib3.PoolManager(retries=False)
 
@@ -98,7 +107,7 @@ class ServerClient:
                 method,
                 self.url + path,
                 body=None if body is None else json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"},
+                headers=self._headers,
                 timeout=timeout or self._timeout,
                 preload_content=False,
             )

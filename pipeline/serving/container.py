@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import DuopackError, quoted
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 LOG_TAIL = 30
+OWNER = "io.duopack.started-by"
+"""The label that says who started a container: whoever is that may remove it."""
+_PULL_SECONDS = 6 * 3600
+_TELL_SECONDS = 30.0
+
+OnNote = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Server:
+    """What to start: `image` runs under `name` and listens at `port` inside; `options` are docker-py's.
+
+    `owner` names the starter; two that may run at the same time have different ones.
+    """
+
+    image: str
+    name: str
+    port: int
+    owner: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -23,7 +44,7 @@ def engine() -> Iterator[DockerClient]:
     import requests
 
     try:
-        client = docker.from_env(timeout=600)
+        client = docker.from_env(timeout=_PULL_SECONDS)
         client.ping()
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise DuopackError(
@@ -39,42 +60,98 @@ def engine() -> Iterator[DockerClient]:
 
 def runtimes(client: DockerClient) -> tuple[str, ...]:
     """Names of the runtimes that the engine knows, e.g. runc and ascend."""
-    return tuple(client.info().get("Runtimes") or ())
+    with _told("asking the engine for its runtimes"):
+        return tuple(client.info().get("Runtimes") or ())
+
+
+def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
+    """Pulls the image when the engine does not have it. Raises DuopackError when it cannot be had."""
+    import docker
+    from docker.utils import parse_repository_tag
+
+    with _told(image):
+        try:
+            client.images.get(image)
+            return
+        except docker.errors.ImageNotFound:
+            note(f"the engine does not have {image}: pulling it")
+        repository, tag = parse_repository_tag(image)
+        told = time.monotonic()
+        for line in client.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if line.get("error"):
+                raise DuopackError(
+                    f"the engine cannot pull it: {quoted(str(line['error']), 400)}",
+                    where=image,
+                    mend="publish it first ('duopack publish KEY'), or load it: duopack build KEY --to docker-daemon:…",
+                )
+            if time.monotonic() - told > _TELL_SECONDS:
+                told = time.monotonic()
+                note(" ".join(str(line[part]) for part in ("id", "status", "progress") if line.get(part)))
 
 
 @contextmanager
-def running(
-    client: DockerClient, image: str, port: int, options: dict[str, Any]
-) -> Iterator[tuple[Container, str]]:
-    """Starts `image` with its own command and yields it with its URL on loopback; ends and removes it whatever happens.
+def running(client: DockerClient, server: Server, note: OnNote) -> Iterator[tuple[Container, str]]:
+    """Starts a server with its image's own entrypoint and yields its container and its URL on loopback.
 
-    `port` is the one inside; the engine picks a free one outside. Raises DuopackError when it cannot be started.
+    The engine picks a free port. The container is ended and removed whatever happens; one of the same name
+    that a killed run of the same owner left is removed first. Raises DuopackError when it cannot be started.
     """
     import docker
 
+    _remove_leftover(client, server, note)
+    with _told(server.image, "check that the image is for this host's architecture"):
+        container = client.containers.create(
+            server.image,
+            name=server.name,
+            ports={f"{server.port}/tcp": ("127.0.0.1", 0)},
+            labels={OWNER: server.owner},
+            **server.options,
+        )
     try:
-        container = client.containers.create(image, ports={f"{port}/tcp": ("127.0.0.1", 0)}, **options)
-    except docker.errors.ImageNotFound as error:
-        raise DuopackError(
-            "the engine does not have this image", where=image, mend=f"pull it first: docker pull {image}"
-        ) from error
-    except docker.errors.APIError as error:
-        raise _refused(image, error) from error
-    try:
-        try:
+        with _told(
+            server.image, "check that the chips' devices exist on this host ('npu-smi info' lists them)"
+        ):
             container.start()
-        except docker.errors.APIError as error:
-            raise _refused(image, error) from error
-        container.reload()
-        bindings = container.attrs["NetworkSettings"]["Ports"].get(f"{port}/tcp") or [{}]
-        yield container, f"http://127.0.0.1:{bindings[0].get('HostPort', port)}"
+            container.reload()
+        yield container, _url(container, server.port)
     finally:
-        container.remove(force=True, v=True)
+        with _told(server.name), suppress(docker.errors.NotFound):
+            container.remove(force=True, v=True)
 
 
-def wait_until(
-    ready: Callable[[], bool], container: Container, *, limit: float, note: Callable[[str], None]
-) -> None:
+def _remove_leftover(client: DockerClient, server: Server, note: OnNote) -> None:
+    import docker
+
+    with _told(server.name):
+        try:
+            found = client.containers.get(server.name)
+        except docker.errors.NotFound:
+            return
+        if found.labels.get(OWNER) != server.owner:
+            raise DuopackError(
+                "another container has this name, and it was not started from here",
+                where=server.name,
+                mend=f"look at it with 'docker ps -a'; if nobody needs it: docker rm -f {server.name}",
+            )
+        note(f"removing {server.name}, which a run that was killed left behind")
+        found.remove(force=True, v=True)
+
+
+def _url(container: Container, port: int) -> str:
+    """Where the engine let the port out. A guess could be another server's."""
+    bindings = (container.attrs["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or []
+    if bindings:
+        return f"http://127.0.0.1:{bindings[0]['HostPort']}"
+    if container.status == "running":
+        raise DuopackError(
+            f"the engine gave the container no port for {port}",
+            where=str(container.name),
+            mend="the engine needs a network (docker network ls shows 'bridge'), or give a server with --url",
+        )
+    raise _ended(container)
+
+
+def wait_until(ready: Callable[[], bool], container: Container, *, limit: float, note: OnNote) -> None:
     """Waits at most `limit` seconds for `ready`.
 
     Raises DuopackError with the end of the log when the container ends before, or the time is up.
@@ -82,33 +159,49 @@ def wait_until(
     started = told = time.monotonic()
     while not ready():
         now = time.monotonic()
-        container.reload()
+        with _told(str(container.name)):
+            container.reload()
         if container.status in {"exited", "dead"}:
-            code = container.attrs["State"].get("ExitCode")
-            why = " (killed: out of memory?)" if code == 137 else ""
-            raise _gave_up(f"the container ended with exit code {code}{why} before it was ready", container)
+            raise _ended(container)
         if now - started > limit:
-            raise _gave_up(f"the server was not ready after {limit / 60:.0f} minutes", container)
-        if now - told > 30:
+            raise _gave_up(f"the server was not ready after {limit / 60:.3g} minutes", container)
+        if now - told > _TELL_SECONDS:
             told = now
-            last = container.logs(tail=1).decode("utf-8", "replace").strip()
-            note(f"waiting for the server, {now - started:.0f} s: {quoted(last, 160)}")
+            note(f"waiting for the server, {now - started:.0f} s: {_log(container, 1, 160)}")
         time.sleep(1.0)
 
 
+def _ended(container: Container) -> DuopackError:
+    code = container.attrs["State"].get("ExitCode")
+    why = " (killed: out of memory?)" if code == 137 else ""
+    return _gave_up(f"the container ended with exit code {code}{why} before it was ready", container)
+
+
 def _gave_up(what: str, container: Container) -> DuopackError:
-    log = container.logs(tail=LOG_TAIL).decode("utf-8", "replace")
-    shown = "\n".join(quoted(line, 400) for line in log.splitlines())
+    log = _log(container, LOG_TAIL, 400)
     return DuopackError(
-        f"{what}; the end of its log:\n{shown}\n",
+        f"{what}; the end of its log:\n{log}\n" if log else f"{what}, and logged nothing",
         where=str(container.name),
         mend="the log's first error is the cause",
     )
 
 
-def _refused(image: str, error: Exception) -> DuopackError:
-    return DuopackError(
-        f"the engine would not start it: {quoted(str(error), 400)}",
-        where=image,
-        mend="check that the chips' devices exist on this host and that the image is for its architecture",
-    )
+def _log(container: Container, lines: int, width: int) -> str:
+    with _told(str(container.name)):
+        text = container.logs(tail=lines).decode("utf-8", "replace")
+    return "\n".join(quoted(line, width) for line in text.splitlines())
+
+
+@contextmanager
+def _told(
+    where: str, mend: str = "look at the engine's log, then run the same command again"
+) -> Iterator[None]:
+    """Turns what the docker package raises into an error for people."""
+    import docker
+    import requests
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        said = quoted(str(getattr(error, "explanation", None) or error), 400)
+        raise DuopackError(f"the engine refused or failed: {said}", where=where, mend=mend) from error
