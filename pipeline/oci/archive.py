@@ -27,9 +27,9 @@ _FOLDER = "layers"
 class ArchiveWriter:
     """Writes Docker's archive piece by piece into `write`; knows nothing of where the bytes go."""
 
-    def __init__(self, write: Callable[[Piece], object], name_tag: str) -> None:
+    def __init__(self, write: Callable[[Piece], object]) -> None:
         self._write = write
-        self._name_tag = name_tag
+        self._images: list[dict[str, Any]] = []
         self._files: dict[Digest, str] = {}
         self._begun = 0
 
@@ -48,20 +48,31 @@ class ArchiveWriter:
         self._files[digest] = name
         return digest
 
-    def finish(self, config: bytes, layers: tuple[Descriptor, ...], elsewhere: Mapping[Digest, str]) -> None:
-        """Appends config and manifest.json and ends the archive.
+    def add_image(
+        self,
+        name_tag: str,
+        config: bytes,
+        layers: tuple[Descriptor, ...],
+        elsewhere: Mapping[Digest, str] | None = None,
+    ) -> None:
+        """Appends the config of an image whose layers are there; `name_tag` may be empty.
 
         `elsewhere` names files for layers that the reader has already and will not open.
         """
-        files = {**elsewhere, **self._files}
+        files = {**(elsewhere or {}), **self._files}
         config_name = f"{Digest.of(config).hex}.json"
-        manifest = {
-            "Config": config_name,
-            "RepoTags": [self._name_tag] if self._name_tag else [],
-            "Layers": [files[layer.digest] for layer in layers],
-        }
         self._add_file(config_name, config)
-        self._add_file("manifest.json", canonical([manifest]))
+        self._images.append(
+            {
+                "Config": config_name,
+                "RepoTags": [name_tag] if name_tag else [],
+                "Layers": [files[layer.digest] for layer in layers],
+            }
+        )
+
+    def finish(self) -> None:
+        """Appends manifest.json and ends the archive."""
+        self._add_file("manifest.json", canonical(self._images))
         self._write(end())
 
     def _add_file(self, name: str, data: bytes) -> None:
@@ -94,11 +105,20 @@ class ArchiveSink:
 
     def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
         """Ends the archive and gives it its name. The digest is that of the image in a registry."""
+        self.add_image(self.name_tag, config, layers)
+        self.finish()
+        return manifest_descriptor(manifest)
+
+    def add_image(self, name_tag: str, config: bytes, layers: tuple[Descriptor, ...]) -> None:
+        """Names one image of several, whose layers are in the archive."""
+        self._open()[0].add_image(name_tag, config, layers)
+
+    def finish(self) -> None:
+        """Ends the archive and gives it its name."""
         writer, partial = self._open()
-        writer.finish(config, layers, {})
+        writer.finish()
         partial.commit(self.file)
         self._partial = self._writer = None
-        return manifest_descriptor(manifest)
 
     def abort(self) -> None:
         """Removes the unfinished file; what was there before under the name stays."""
@@ -113,7 +133,7 @@ class ArchiveSink:
             make_directory(self.file.parent)
             sweep(self.file.parent, prefix)
             self._partial = PartialFile(self.file.parent, prefix)
-            self._writer = ArchiveWriter(self._partial.write, self.name_tag)
+            self._writer = ArchiveWriter(self._partial.write)
         return self._writer, self._partial
 
 

@@ -43,7 +43,7 @@ class DaemonSink:
         self.parallel = 1
         self._name_tag = name_tag
         self._pieces: queue.Queue[Piece | None] = queue.Queue(_AHEAD)
-        self._writer = ArchiveWriter(self._send, name_tag)
+        self._writer = ArchiveWriter(self._send)
         self._loader: threading.Thread | None = None
         self._failure: Exception | None = None
         self._given_up = threading.Event()
@@ -73,7 +73,8 @@ class DaemonSink:
 
     def put_manifest(self, manifest: bytes, config: bytes, layers: tuple[Descriptor, ...]) -> Descriptor:
         """Ends the archive, waits until the engine has unpacked it, and asks the engine what it has now."""
-        self._writer.finish(config, layers, dict.fromkeys(self._present, _PRESENT))
+        self._writer.add_image(self._name_tag, config, layers, dict.fromkeys(self._present, _PRESENT))
+        self._writer.finish()
         self._put(None)
         self._join()
         self._read_back(config)

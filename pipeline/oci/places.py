@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.oci.digest import Digest
 from pipeline.oci.model import Sink, Source
 from pipeline.oci.reference import DEFAULT_TAG, Reference
 
@@ -36,22 +38,31 @@ def open_sink(
     *,
     plain_http: bool = False,
     mount_from: tuple[str, ...] = (),
+    holders: Mapping[Digest, tuple[str, ...]] | None = None,
     journal: Path | None = None,
+    by_digest: bool = False,
+    name: str = "",
 ) -> Sink:
     """A place to write one image to.
 
-    For a registry, `mount_from` are repositories of it that may hold blobs already, and `journal` is a
-    directory in which interrupted uploads are remembered; other transports have no use for either.
+    For a registry, `mount_from` are repositories of it that may hold blobs already, `holders` those that are said
+    to hold a blob, and `journal` is a directory in which interrupted uploads are remembered. With `by_digest` a
+    registry or a layout gives the image no tag. A layout keeps `name` as the image's whole name.
     """
     if ref.transport == "docker":
         from pipeline.oci.registry.sink import RegistrySink
 
-        client = _client(ref, plain_http=plain_http, push=True, mount_from=mount_from)
-        return RegistrySink(client, ref, mount_from=mount_from, journal=journal)
+        sisters = tuple(
+            dict.fromkeys([*mount_from, *(one for some in (holders or {}).values() for one in some)])
+        )
+        client = _client(ref, plain_http=plain_http, push=True, mount_from=sisters)
+        return RegistrySink(
+            client, ref, mount_from=mount_from, holders=holders, journal=journal, by_digest=by_digest
+        )
     if ref.transport == "oci":
         from pipeline.oci.layout import LayoutSink
 
-        return LayoutSink(ref.path, ref.tag or DEFAULT_TAG)
+        return LayoutSink(ref.path, ref.tag or DEFAULT_TAG, name, listed=not by_digest)
     if ref.transport == "docker-archive":
         from pipeline.oci.archive import ArchiveSink
 

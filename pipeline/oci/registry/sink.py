@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,8 +37,9 @@ _SEEN_SECONDS = 600.0
 class RegistrySink:
     """A `docker://` reference as a place to write to. Blobs may be put from several threads.
 
-    `mount_from` are repositories of the same registry that may hold blobs already. `journal` is a directory
-    in which uploads that a killed process left open are remembered. `chunk` is in bytes.
+    `mount_from` are repositories of the same registry that may hold blobs already; `holders` says which of
+    them are said to hold a blob. `journal` is a directory in which uploads that a killed process left open are
+    remembered. `chunk` is in bytes. With `by_digest` the manifest gets no tag: an index will name it.
     """
 
     parallel = 4
@@ -49,12 +50,16 @@ class RegistrySink:
         reference: Reference,
         *,
         mount_from: tuple[str, ...] = (),
+        holders: Mapping[Digest, tuple[str, ...]] | None = None,
         journal: Path | None = None,
         chunk: int = CHUNK,
+        by_digest: bool = False,
     ) -> None:
         if not reference.tag and not reference.digest:
             raise UsageError("a destination in a registry needs a tag", where=str(reference))
         self._client = client
+        self._by_digest = by_digest
+        self._holders = holders or {}
         self._reference = reference
         self._mount_from = tuple(other for other in mount_from if other != reference.repository)
         self._journal = Journal(journal, f"{reference.registry}/{reference.repository}")
@@ -67,8 +72,11 @@ class RegistrySink:
         """Blobs of which nothing was sent."""
 
     def has(self, digest: Digest, size: int) -> bool:
-        """Asks the registry (HEAD). Raises RegistryError when it cannot be asked."""
-        found = self._client.has_blob(digest, size)
+        """Asks the registry (HEAD); what a sister repository is said to hold is mounted.
+
+        Raises RegistryError when it cannot be asked.
+        """
+        found = self._client.has_blob(digest, size) or self._adopt(digest, size)
         if found:
             self._seen[digest] = time.monotonic()
         return found
@@ -104,22 +112,16 @@ class RegistrySink:
         if not self.has(blob.digest, blob.size):
             self._take(blob, lambda _: None)
         self._require_layers(layers)
-        name = self._reference.tag or str(wanted.digest)
-        self._client.ask(
-            "PUT",
-            self._client.url(f"manifests/{name}"),
-            f"writing {self._client.repository}:{name}",
-            expect=(200, 201, 202),
-            headers={"Content-Type": media_type},
-            body=manifest,
-        )
-        found, data = read_manifest(self._client, name)
-        if data != manifest:
-            raise RegistryError(
-                f"the manifest read back is {found.digest}, not the {wanted.digest} that was written",
-                where=str(self._reference),
-                mend="somebody else may be writing to this tag: look at it, then run the same command again",
-            )
+        tag = None if self._by_digest else self._reference.tag
+        self._put_document(tag or str(wanted.digest), wanted, manifest)
+        self.close()
+        return wanted
+
+    def put_index(self, index: bytes) -> Descriptor:
+        """Gives an index the name; the registry refuses one whose manifests it does not have."""
+        self._require_open()
+        wanted = Descriptor(_media_type(index), Digest.of(index), len(index))
+        self._put_document(self._reference.tag or str(wanted.digest), wanted, index)
         self.close()
         return wanted
 
@@ -132,6 +134,33 @@ class RegistrySink:
         """Lets go of connections and of the journal."""
         self._journal.close()
         self._client.close()
+
+    def _put_document(self, name: str, wanted: Descriptor, document: bytes) -> None:
+        self._client.ask(
+            "PUT",
+            self._client.url(f"manifests/{name}"),
+            f"writing {self._client.repository}{'@' if ':' in name else ':'}{name}",
+            expect=(200, 201, 202),
+            headers={"Content-Type": wanted.media_type},
+            body=document,
+        )
+        found, data = read_manifest(self._client, name)
+        if data != document:
+            raise RegistryError(
+                f"the manifest read back is {found.digest}, not the {wanted.digest} that was written",
+                where=str(self._reference),
+                mend="somebody else may be writing to this tag: look at it, then run the same command again",
+            )
+
+    def _adopt(self, digest: Digest, size: int) -> bool:
+        """Mounts a blob from a repository that is said to hold it; whether it is here now."""
+        for other in self._holders.get(digest, ()):
+            is_mounted, location = self._mount_one(digest, other)
+            if location:
+                self._client.cancel(location)
+            if is_mounted and self._client.has_blob(digest, size):
+                return True
+        return False
 
     def _take(self, blob: Blob, on_bytes: OnBytes) -> tuple[Digest, int]:
         """The digest of what arrived, and how many of its bytes had not to be sent."""
@@ -148,18 +177,21 @@ class RegistrySink:
         for other in self._mount_from:
             if location:
                 self._client.cancel(location)
-            url = self._client.url(f"blobs/uploads/?mount={digest}&from={other}")
-            try:
-                answer = self._client.ask("POST", url, f"mounting a blob from {other}", expect=(201, 202))
-            except RegistryError as error:
-                if error.transient:
-                    raise
-                location = None  # not allowed to, or not known there: it will be sent
-                continue
-            if answer.status == 201:
+            is_mounted, location = self._mount_one(digest, other)
+            if is_mounted:
                 return True, None
-            location = self._client.locate(answer, url)
         return False, location
+
+    def _mount_one(self, digest: Digest, other: str) -> tuple[bool, str | None]:
+        """The same for one sister."""
+        url = self._client.url(f"blobs/uploads/?mount={digest}&from={other}")
+        try:
+            answer = self._client.ask("POST", url, f"mounting a blob from {other}", expect=(201, 202))
+        except RegistryError as error:
+            if error.transient:
+                raise
+            return False, None  # not allowed to, or not known there: it will be sent
+        return answer.status == 201, None if answer.status == 201 else self._client.locate(answer, url)
 
     def _arrived(self, digest: Digest) -> Digest:
         self._seen[digest] = time.monotonic()
