@@ -133,6 +133,17 @@ def make_parser() -> argparse.ArgumentParser:
     check = add("check", "judge models by the rules for 310P, without building")
     check.add_argument("keys", nargs="*", metavar="KEY", help="models to judge (default: all)")
     check.add_argument("--base", metavar="NAME", help="a base of the catalog (default: its default_base)")
+    check.add_argument(
+        "--script", metavar="FILE", help="judge the commands in this shell script instead; - is stdin"
+    )
+    check.add_argument(
+        "--command", dest="line", metavar="'…'", help="judge this `vllm serve` or `docker run` instead"
+    )
+    check.add_argument(
+        "--fix", action="store_true", help="with --script or --command: print the corrected commands"
+    )
+
+    add("rules", "print what is known of versions and the chip: every rule with its source")
 
     scripts = add(
         "scripts", "write the start scripts and launch.json of a model, as they will be in the image"

@@ -9,6 +9,7 @@ certain: every problem is a warning.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ class OptionTable:
     by_flag: Mapping[str, Option]
 
 
+@functools.cache
 def load_table(vllm_version: str) -> OptionTable:
     """The options of this version; of the newest older one that is known; else of the oldest known."""
     folder = resources.files("pipeline.ascend").joinpath("data")
@@ -94,48 +96,79 @@ def check_options(args: Sequence[str], vllm_version: str) -> list[Problem]:
     Raises DuopackError when `vllm_version` is no version.
     """
     table = load_table(vllm_version)
-    problems = list(_problems(list(args), table))
+    problems = list(_problems(args, table))
     if version_key(table.version) == version_key(vllm_version):
         return problems
     doubt = f" (known options are those of vLLM {table.version}, not {vllm_version})"
     return [replace(problem, severity="warning", sentence=problem.sentence + doubt) for problem in problems]
 
 
-def _problems(args: list[str], table: OptionTable) -> Iterator[Problem]:
-    plugins = {_split(word)[0] for word in args if word.startswith("--")}
-    position = 0
-    if args and not _is_option(args[0]):
-        position = 1  # the model
+@dataclass(frozen=True)
+class Word:
+    """An option as it stands on a command line, with the values that belong to it.
+
+    `flag` is its spelling with dashes (`--x.y` keeps its `.y`); `option` is None for an unknown one, and `flag`
+    is empty for a word that belongs to no option. `glued` tells whether the value was given as `--x=value`.
+    """
+
+    text: str
+    flag: str
+    option: Option | None
+    values: tuple[str, ...] = ()
+    glued: bool = False
+
+    @property
+    def name(self) -> str:
+        """The flag without what follows a dot."""
+        return self.flag.partition(".")[0]
+
+
+def walk(args: Sequence[str], table: OptionTable) -> Iterator[Word]:
+    """The options among the words after `vllm serve`, in order, as vLLM's parser groups them; the model is left out."""
+    position = 1 if args and not _is_option(args[0]) else 0
     while position < len(args):
-        word = args[position]
+        text = args[position]
         position += 1
-        if not _is_option(word):
-            yield _error(
-                word, f"the word '{quoted(word)}' belongs to no option", "remove it, or name its option"
-            )
+        if not _is_option(text):
+            yield Word(text, "", None)
             continue
-        flag, glued = _split(word)
-        name, _, rest = flag.partition(".")
-        option = table.by_flag.get(name)
-        if option is None:
-            yield _unknown(flag, table)
-            values = [] if glued is not None else _following(args, position)
-            position += len(values)
-            continue
-        if not option.takes_value:
-            if glued is not None or rest:
-                yield _error(flag, f"{name} takes no value", f"write {name} alone")
-            continue
+        flag, glued = _split(text)
+        option = table.by_flag.get(flag.partition(".")[0])
         following = _following(args, position)
-        values = [glued] if glued is not None else following if option.nargs == "+" else following[:1]
-        position += 0 if glued is not None else len(values)
-        if not values and option.nargs != "?":
-            yield _error(flag, f"{flag} needs a value, and none follows it", f"write {flag} VALUE")
-        if not rest and _PLUGINS.get(name) not in plugins:
-            yield from _bad_values(flag, values, option)
+        if glued is not None:
+            yield Word(text, flag, option, (glued,), glued=True)
+            continue
+        many = option is None or option.nargs == "+"
+        takes = option is None or option.takes_value
+        values = following if many else following[:1]
+        values = values if takes else []
+        position += len(values)
+        yield Word(text, flag, option, tuple(values))
 
 
-def _bad_values(flag: str, values: list[str], option: Option) -> Iterator[Problem]:
+def _problems(args: Sequence[str], table: OptionTable) -> Iterator[Problem]:
+    plugins = {_split(word)[0] for word in args if word.startswith("--")}
+    for word in walk(args, table):
+        option, flag = word.option, word.flag
+        if not flag:
+            yield _error(
+                word.text,
+                f"the word '{quoted(word.text)}' belongs to no option",
+                "remove it, or name its option",
+            )
+        elif option is None:
+            yield _unknown(flag, table)
+        elif not option.takes_value:
+            if word.glued or flag != word.name:
+                yield _error(flag, f"{word.name} takes no value", f"write {word.name} alone")
+        else:
+            if not word.values and option.nargs != "?":
+                yield _error(flag, f"{flag} needs a value, and none follows it", f"write {flag} VALUE")
+            if flag == word.name and _PLUGINS.get(flag) not in plugins:
+                yield from _bad_values(flag, word.values, option)
+
+
+def _bad_values(flag: str, values: Sequence[str], option: Option) -> Iterator[Problem]:
     for value in values:
         if option.choices and value not in option.choices:
             near = difflib.get_close_matches(value, option.choices, n=1)
@@ -155,11 +188,11 @@ def _is_option(word: str) -> bool:
     )
 
 
-def _following(args: list[str], position: int) -> list[str]:
+def _following(args: Sequence[str], position: int) -> list[str]:
     end = position
     while end < len(args) and not _is_option(args[end]):
         end += 1
-    return args[position:end]
+    return list(args[position:end])
 
 
 def _split(word: str) -> tuple[str, str | None]:

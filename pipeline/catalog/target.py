@@ -86,12 +86,7 @@ def find_target(
     """
     members, profile_name = _members(catalog, key)
     base_key = base or catalog.default_base
-    if base_key not in catalog.bases:
-        raise UsageError(
-            f"the catalog has no base '{quoted(base_key)}'",
-            mend=f"take one of {', '.join(catalog.bases)}, or add it under 'bases'",
-        )
-    chosen = catalog.bases[base_key]
+    chosen = find_base(catalog, base_key)
     wanted = platform or catalog.default_platform
     found = next((known for known in chosen.platforms if known == wanted), None)
     if found is None:
@@ -107,6 +102,17 @@ def find_target(
         base=chosen,
         platform=found,
     )
+
+
+def find_base(catalog: Catalog, name: str | None) -> Base:
+    """A base by its key; the default one when none is named. Raises UsageError for a key that is not there."""
+    key = name or catalog.default_base
+    if key not in catalog.bases:
+        raise UsageError(
+            f"the catalog has no base '{quoted(key)}'",
+            mend=f"take one of {', '.join(catalog.bases)}, or add it under 'bases'",
+        )
+    return catalog.bases[key]
 
 
 def _members(catalog: Catalog, key: str) -> tuple[tuple[str, ...], str]:

@@ -1,4 +1,4 @@
-"""`duopack check`: the rules for 310P, held against the catalog's profiles."""
+"""`duopack check`: the rules for 310P, held against the catalog's profiles; or another thing that an option names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from pipeline.ascend.rules import Severity
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.target import find_target
 from pipeline.commands.common import settings_of
+from pipeline.errors import UsageError
 from pipeline.reports.output import print_json, print_text
 from pipeline.stages.launch import check
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.script or options.line is not None:
+        from pipeline.commands import check_line
+
+        return check_line.run(options)
+    if options.fix:
+        raise UsageError("--fix goes with --script or --command", where="--fix", mend="leave it out")
+    return _profiles(options)
+
+
+def _profiles(options: argparse.Namespace) -> int:
     catalog = load_catalog(settings_of(options).catalog)
     findings = {}
     for key in options.keys or catalog.models:

@@ -105,7 +105,7 @@ def check(name: str, model: Model, profile: Profile, base: Base) -> tuple[Findin
     """What the rules and vLLM's own options say of a profile; `name` is where the findings say they are."""
     findings = [replace(finding, where=name) for finding in judge(model, profile, base)]
     args = arguments(command(model, profile, base), defaults(settings(model, profile)))
-    findings += [_finding(name, problem, base) for problem in check_options(args, base.vllm)]
+    findings += [option_finding(name, problem, base) for problem in check_options(args, base.vllm)]
     return tuple(findings)
 
 
@@ -199,7 +199,8 @@ def _refuse_errors(findings: tuple[Finding, ...]) -> None:
         raise DuopackError(shown, where="launch", mend=mends)
 
 
-def _finding(name: str, problem: Problem, base: Base) -> Finding:
+def option_finding(name: str, problem: Problem, base: Base) -> Finding:
+    """A problem of the command line as a finding."""
     severity = Severity(problem.severity)
     return Finding("option", severity, problem.sentence, problem.mend, f"options of vLLM {base.vllm}", name)
 

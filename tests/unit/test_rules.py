@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.launching import NEW_BASE, OLD_BASE, model, profile, sharded_model
 
-from pipeline.ascend.rules import RULES, Severity, judge
+from pipeline.ascend.docker_line import read_docker_line
+from pipeline.ascend.rules import CONTAINER_RULES, RULES, Case, Severity, judge, judge_case, judge_container
+from pipeline.ascend.rules.container import ContainerCase, names_agree
+from pipeline.ascend.rules.page import as_rows, rules_page
+from pipeline.ascend.serve_line import ServeLine, read_line
 from pipeline.catalog.schema import Architecture, Base, Model, Quantization
 
 MIDDLE_BASE = OLD_BASE.model_copy(update={"vllm": "0.21.0", "vllm_ascend": "0.21.0rc1"})
@@ -110,13 +115,266 @@ def test_a_rule_knows_the_versions_it_is_about(
     assert [rule in ids(subject, base) for base in (OLD_BASE, MIDDLE_BASE, NEW_BASE)] == [old, middle, new]
 
 
+# --- Commands that somebody wrote --------------------------------------------------------------------------
+
+GOOD = """/models/Qwen3.5-9B --host 0.0.0.0 --port 12320 -tp 2 --served-model-name qwen3.5-9b --max_num_seqs 8
+ --gpu_memory_utilization 0.6
+ --additional-config {"ascend_compilation_config":{"fuse_norm_quant":false,"enable_npugraph_ex":false}}
+ --dtype float16 --compilation-config {"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_sizes":[1,8]}
+ --mamba-ssm-cache-dtype float16 --mamba-cache-mode align --enable-prefix-caching --max-model-len 16384"""
+ENV = {
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+    "OMP_PROC_BIND": "false",
+    "OMP_NUM_THREADS": "1",
+    "TASK_QUEUE_ENABLE": "1",
+    "HCCL_BUFFSIZE": "512",
+}
+HYBRID = of()
+PLAIN = of(QWEN3, max_positions=40960)
+QUANTIZED = of(quantization=Quantization.W8A8)
+
+
+def line(*more: str, without: str = "", path: str | None = None, **env: str) -> ServeLine:
+    words = [*GOOD.split(), *more]
+    words[0] = path or words[0]
+    made = read_line(words, {**ENV, **env}, "0.20.2")
+    return made.without(*without.split()) if without else made
+
+
+def found(one: ServeLine, model: Model = HYBRID, base: Base = OLD_BASE) -> set[str]:
+    return {finding.id for finding in judge_case(Case(model, one, base))}
+
+
+SIZES = "--compilation-config.cudagraph_capture_sizes"
+MODE = "--compilation-config.cudagraph_mode"
+# The rule, a line that it speaks of, the model, and the text that --fix puts ("no …": removes; "": it cannot).
+WRITTEN: list[tuple[str, ServeLine, Model, str]] = [
+    ("capture-sizes-tp", line(SIZES, "[1,2,8,16]"), HYBRID, '"cudagraph_capture_sizes": [1, 8]'),
+    ("capture-sizes-none", line("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}'), HYBRID, "[1, 8]"),
+    (
+        "graph-mode",
+        line("--compilation-config", '{"cudagraph_capture_sizes":[1]}'),
+        HYBRID,
+        "FULL_DECODE_ONLY",
+    ),
+    ("graph-mode-downgraded", line(MODE, "FULL_AND_PIECEWISE"), HYBRID, "FULL_DECODE_ONLY"),
+    ("launch-blocking", line(ASCEND_LAUNCH_BLOCKING="1"), HYBRID, "no ASCEND_LAUNCH_BLOCKING"),
+    ("mamba-on-transformer", line(), PLAIN, "no --mamba-cache-mode"),
+    ("mamba-cache-mode", line("--mamba-cache-mode", "all"), HYBRID, "--mamba-cache-mode align"),
+    ("mamba-cache-mode-open", line(without="--mamba-cache-mode"), HYBRID, "--mamba-cache-mode align"),
+    ("mamba-state-dtype", line(without="--mamba-ssm-cache-dtype"), HYBRID, "--mamba-ssm-cache-dtype float16"),
+    (
+        "mamba-state-dtype",
+        line("--mamba-ssm-cache-dtype", "float32"),
+        HYBRID,
+        "--mamba-ssm-cache-dtype float16",
+    ),
+    ("hybrid-prefix-chunked", line("--no-enable-chunked-prefill"), HYBRID, " --enable-chunked-prefill"),
+    ("attention-mask-chip", line(without="--max-model-len"), HYBRID, "--max-model-len 16384"),
+    ("model-len-unallowed", line("--max-model-len", "53248"), PLAIN, "--max-model-len 40960"),
+    ("batched-tokens", line("--max-num-batched-tokens", "4"), HYBRID, "no --max-num-batched-tokens"),
+    ("seqs-default", line(without="--max-num-seqs"), HYBRID, "--max-num-seqs 8"),
+    ("number-form", line("--max-model-len", "16 thousand"), HYBRID, ""),
+    ("number-form", line("--port", "0"), HYBRID, ""),
+    ("tensor-parallel", line("--tensor-parallel-size=3"), HYBRID, ""),
+    ("utilization", line("--gpu-memory-utilization", "60"), HYBRID, ""),
+    ("utilization", line("--gpu-memory-utilization", "nan"), HYBRID, ""),
+    (
+        "speculative-unsupported",
+        line("--speculative-config", '{"method":"mtp"}'),
+        HYBRID,
+        "no --speculative-config",
+    ),
+    ("no-lora-no-transfer", line("--enable-lora"), HYBRID, "no --enable-lora"),
+    ("w8a8sc-sharded", line(path="/models/Q/TP2/Q-tp2"), HYBRID, "--load-format sharded_state"),
+    (
+        "sharded-other-tp",
+        line("--load-format", "sharded_state", path="/m/Q-tp4"),
+        HYBRID,
+        "--tensor-parallel-size 4",
+    ),
+    ("moe-expert-parallel", line("--enable-expert-parallel"), of(MOE), "no --enable-expert-parallel"),
+    ("other-chips", line(path="/models/Qwen3.5-9B-W8A8-A2"), QUANTIZED, ""),
+    ("quantization-option", line("--quantization", "ascend"), HYBRID, "no --quantization"),
+    ("quantization-option", line("-q", "awq"), QUANTIZED, "no --quantization"),
+    ("bfloat16", line("--dtype", "bfloat16"), HYBRID, "--dtype float16"),
+    ("dtype", line(without="--dtype"), HYBRID, "--dtype float16"),
+    ("dtype", line("--dtype", "auto"), HYBRID, "--dtype float16"),
+    ("hccl-expansion", line(HCCL_OP_EXPANSION_MODE="AIV"), HYBRID, "HCCL_OP_EXPANSION_MODE=HOST"),
+    ("hccl-ai-cpu-graphs", line(HCCL_OP_EXPANSION_MODE="AI_CPU"), HYBRID, "HCCL_OP_EXPANSION_MODE=HOST"),
+    ("hccl-buffer", line(HCCL_BUFFSIZE="64"), HYBRID, "HCCL_BUFFSIZE=512"),
+    (
+        "allocator",
+        line(PYTORCH_NPU_ALLOC_CONF="expandable_segments:True,max_split_size_mb:256"),
+        HYBRID,
+        "no max_split_size_mb",
+    ),
+    ("fuse-norm-quant", line(without="--additional-config"), HYBRID, '"fuse_norm_quant": false'),
+    (
+        "npugraph-ex",
+        line("--additional-config", '{"ascend_compilation_config":{"fuse_norm_quant":false},"x":1}'),
+        HYBRID,
+        '"x": 1',
+    ),
+    (
+        "visible-devices-logical",
+        line(ASCEND_RT_VISIBLE_DEVICES="2,3"),
+        HYBRID,
+        "no ASCEND_RT_VISIBLE_DEVICES",
+    ),
+    ("media-path-root", line("--allowed-local-media-path", "//"), HYBRID, "no --allowed-local-media-path"),
+    ("trust-remote-code", line("--trust-remote-code"), HYBRID, "no --trust-remote-code"),
+    ("secret-in-image", line("--api-key", "x"), HYBRID, ""),
+    ("served-name-missing", line(without="--served-model-name"), HYBRID, ""),
+    ("served-name-other", line("--served-model-name", "qwen3.5-27b"), HYBRID, ""),
+    ("port", line("--port", "80"), HYBRID, ""),
+    ("host-loopback", line("--host", "127.0.0.1"), HYBRID, "--host 0.0.0.0"),
+    ("tool-parser-missing", line("--enable-auto-tool-choice"), HYBRID, "--tool-call-parser qwen3_coder"),
+]
+VERSIONS_OWN = {"graph-precision", "qwen3.5-base"}
+
+
+def test_a_good_line_has_nothing_but_what_its_base_has() -> None:
+    assert found(line()) == VERSIONS_OWN
+    assert found(line(), base=NEW_BASE) == set()
+    assert found(line(ASCEND_RT_VISIBLE_DEVICES="0,1")) == VERSIONS_OWN
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "subject", "fixed"), WRITTEN, ids=[f"{n}-{case[0]}" for n, case in enumerate(WRITTEN)]
+)
+def test_a_written_line_is_judged_and_corrected(
+    rule: str, bad: ServeLine, subject: Model, fixed: str
+) -> None:
+    assert rule in found(bad, subject)
+    (entry,) = (one for one in RULES if one.id == rule)
+    assert bool(entry.fix) == bool(fixed)
+    if not entry.fix:
+        return
+    made = entry.fix(Case(subject, bad, OLD_BASE))
+    assert isinstance(made, ServeLine)
+    assert rule not in found(made, subject)
+    absent, text = fixed.startswith("no "), fixed.removeprefix("no ")
+    assert (text in made.text()) != absent
+
+
+def test_missing_variables_are_told_and_given() -> None:
+    bare = line()
+    bare = bare.without_env("OMP_NUM_THREADS", "HCCL_BUFFSIZE")
+    (finding,) = (one for one in judge_case(Case(HYBRID, bare, OLD_BASE)) if one.id == "environment")
+    assert "OMP_NUM_THREADS, HCCL_BUFFSIZE not set" in finding.sentence
+
+
+# --- Containers --------------------------------------------------------------------------------------------
+
+RUN = """-d --name vllm-ascend-qwen3.5-9b --device /dev/davinci2 --device=/dev/davinci3 --device /dev/davinci_manager
+ --device /dev/hisi_hdc --device /dev/devmm_svm -v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro -p 12322:12320
+ --shm-size=10g --restart unless-stopped"""
+IMAGE = "registry.example/qwen3.5-9b:1"
+
+
+def container(
+    *more: str, without: str = "", image: str = IMAGE, command: str = "", **case: Any
+) -> ContainerCase:
+    docker = read_docker_line([*RUN.split(), *more, image, *command.split()])
+    for name in without.split():
+        docker = docker.without(name)
+    return ContainerCase(docker, case.get("serve", line()), case.get("others", ()))
+
+
+UPSTREAM = "quay.io/ascend/vllm-ascend:v0.20.2rc1-310p-openeuler"
+CONTAINERS: list[tuple[str, ContainerCase]] = [
+    ("container-logical-ids", container("-e", "ASCEND_RT_VISIBLE_DEVICES=2,3")),
+    ("container-no-chips", container(without="--device")),
+    ("container-managers", ContainerCase(read_docker_line(["--device", "/dev/davinci0", IMAGE]))),
+    ("container-driver", container(without="--volume")),
+    ("container-runtime-choice", container("--runtime=ascend")),
+    ("container-chip-count", container(serve=line("-tp", "4"))),
+    (
+        "container-chip-shared",
+        container(others=[read_docker_line(["--device=/dev/davinci3:/dev/davinci3", IMAGE])]),
+    ),
+    ("container-port-shared", container(others=[read_docker_line(["-p127.0.0.1:12322:80", IMAGE])])),
+    ("container-port", container(serve=line("--port", "8000"))),
+    ("container-shell", container(command="bash")),
+    ("container-base-alone", container(image=UPSTREAM)),
+    ("container-name", container("--name", "vllm-ascend-qwen3")),
+    ("container-shm", container(without="--shm-size")),
+    ("container-privileged", container("--privileged")),
+    ("container-restart", container(without="--restart")),
+]
+
+
+def test_a_good_container_has_no_finding() -> None:
+    assert judge_container(container(), "0.20.2rc1") == ()
+    assert judge_container(container("-v", "/data/models:/models:ro", image=UPSTREAM), "0.20.2rc1") == ()
+    runtime = [
+        "--runtime=ascend",
+        "-e",
+        "ASCEND_VISIBLE_DEVICES=2,3",
+        "--name",
+        "x-qwen3.5-9b",
+        "--shm-size",
+        "1g",
+    ]
+    assert judge_container(ContainerCase(read_docker_line([*runtime, IMAGE]), line()), "0.20.2rc1") == ()
+
+
+@pytest.mark.parametrize(("rule", "bad"), CONTAINERS, ids=[case[0] for case in CONTAINERS])
+def test_a_container_is_judged_and_corrected(rule: str, bad: ContainerCase) -> None:
+    assert rule in {one.id for one in judge_container(bad, "0.20.2rc1")}
+    (entry,) = (one for one in CONTAINER_RULES if one.id == rule)
+    if entry.fix:
+        made = entry.fix(bad)
+        again = ContainerCase(made, bad.serve, bad.others)  # type: ignore[arg-type]
+        assert rule not in {one.id for one in judge_container(again, "0.20.2rc1")}
+
+
+def test_host_ids_in_the_variable_are_taken_for_the_chips_that_were_meant() -> None:
+    (entry,) = (one for one in CONTAINER_RULES if one.id == "container-logical-ids")
+    guide = read_docker_line(
+        ["--device", "/dev/davinci0", "--device", "/dev/davinci1", "-e", "ASCEND_RT_VISIBLE_DEVICES=2,3", "i"]
+    )
+    assert entry.fix
+    made = entry.fix(ContainerCase(guide))
+    assert made.chips == (2, 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("container_name", "served", "agree"),
+    [
+        ("vllm-ascend-qwen3.5-9b", "qwen3.5-9b", True),
+        ("qwen3.5-9b", "Qwen3.5-9B", True),
+        ("vllm_qwen3.5-9b_2", "qwen3.5-9b", True),
+        ("vllm-ascend-qwen3", "qwen3.5-27b", False),
+        ("vllm-ascend-qwen3.5", "qwen3.5-9b", False),
+        ("vllm-ascend-qwen3.5-9b-w8a8x", "qwen3.5-9b-w8a8", False),
+    ],
+)
+def test_a_name_agrees_when_it_says_what_is_served(container_name: str, served: str, agree: bool) -> None:
+    assert names_agree(container_name, served) == agree
+
+
+# --- The data ----------------------------------------------------------------------------------------------
+
+
 def test_every_rule_has_a_case_here() -> None:
-    assert {rule.id for rule in RULES} == {case[0] for case in CASES} | {"speculative-young"}
+    tried = {case[0] for case in CASES} | {case[0] for case in WRITTEN} | {"speculative-young", "environment"}
+    assert {rule.id for rule in RULES} == tried
+    assert {rule.id for rule in CONTAINER_RULES} == {case[0] for case in CONTAINERS}
+
+
+def test_the_page_of_rules_is_the_data_s() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/rules.md"
+    assert page.read_text() == rules_page(), "duopack rules > docs/rules.md"
+    assert {row["id"] for row in as_rows()} == {rule.id for rule in (*RULES, *CONTAINER_RULES)}
 
 
 def test_rules_have_ids_of_their_own_and_say_all_that_a_person_needs() -> None:
-    assert len({rule.id for rule in RULES}) == len(RULES)
-    for rule in RULES:
+    rules = (*RULES, *CONTAINER_RULES)
+    assert len({rule.id for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule.looks_at
         assert rule.consequence
         assert rule.mend
         assert rule.source

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pipeline.ascend.rules.case import Case
+from pipeline.ascend.versions import version_key
+
+if TYPE_CHECKING:
+    from pipeline.ascend.docker_line import DockerLine
+    from pipeline.ascend.serve_line import ServeLine
 
 
 class Severity(StrEnum):
@@ -39,21 +44,49 @@ def when(applies: object, detail: object = "") -> str | None:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Bases:
+    """The vllm-ascend versions that a rule is about: from `since` on, and before `before`; absent: no bound."""
+
+    since: str | None = None
+    before: str | None = None
+
+    def have(self, version: str) -> bool:
+        key = version_key(version)
+        return not (self.since and key < version_key(self.since)) and not (
+            self.before and key >= version_key(self.before)
+        )
+
+    def __str__(self) -> str:
+        words = [f"from {self.since}" if self.since else "", f"before {self.before}" if self.before else ""]
+        return " ".join(filter(None, words)) or "all"
+
+
+ALL = Bases()
+CaseType = TypeVar("CaseType")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[CaseType]):
     """One piece of knowledge.
 
-    `applies` gives None when all is well, else the words that complete `consequence` where it has `{}`.
+    `looks_at` names the options, variables or catalog keys in question. `applies` gives None when all is well, else
+    the words that complete `consequence` where it has `{}`. `fix` gives the command without the fault, where one
+    answer is right for everybody.
     """
 
     id: str
     severity: Severity
-    applies: Callable[[Case], str | None]
+    looks_at: str
+    applies: Callable[[CaseType], str | None]
     consequence: str
     mend: str
     source: str
+    bases: Bases = ALL
+    fix: Callable[[CaseType], ServeLine | DockerLine] | None = None
 
-    def judge(self, case: Case) -> Finding | None:
-        detail = self.applies(case)
+    def judge(self, case: CaseType, version: str) -> Finding | None:
+        """What it says of a case on a base with this vllm-ascend version; None when it does not apply."""
+        detail = self.applies(case) if self.bases.have(version) else None
         if detail is None:
             return None
         sentence = self.consequence.replace("{}", detail)
