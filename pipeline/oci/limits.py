@@ -44,11 +44,6 @@ class Limits:
     seconds: float = 900.0
     """The whole look."""
 
-    def with_time(self, seconds: float) -> Limits:
-        from dataclasses import replace
-
-        return replace(self, seconds=seconds)
-
 
 DEFAULT = Limits()
 DEEP_SECONDS = 24 * 3600.0

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import DuopackError, quoted
+from pipeline.weights.place import Place
 from pipeline.weights.safetensors import Header, read_header
 
 DESCRIPTION = "quant_model_description.json"
@@ -36,7 +36,7 @@ class WeightSummary:
 
 
 def check_weights(
-    directory: Path,
+    directory: Place,
     *,
     load_format: str,
     tensor_parallel: int,
@@ -65,7 +65,7 @@ def check_weights(
     return _summary(directory, names, headers, tensor_parallel if load_format == "sharded_state" else None)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """A JSON object from a file of bounded size; DuopackError when it is not one."""
     mend = "delete the file and download it again"
     if path.stat().st_size > MAX_JSON:
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_checkpoint(
-    directory: Path, names: set[str], headers: dict[str, Header], allow: Collection[str]
+    directory: Place, names: set[str], headers: dict[str, Header], allow: Collection[str]
 ) -> None:
     split = [name for name in headers if SHARD.fullmatch(name)]
     if split:
@@ -100,7 +100,7 @@ def _check_checkpoint(
         _refuse(f"there are {len(headers)} weight files and no index", directory, mend)
 
 
-def _check_index(path: Path, headers: dict[str, Header], allow: Collection[str]) -> None:
+def _check_index(path: Place, headers: dict[str, Header], allow: Collection[str]) -> None:
     index = read_json(path)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -123,7 +123,7 @@ def _check_index(path: Path, headers: dict[str, Header], allow: Collection[str])
         _check_total(path, index, sum(header.data_size for header in headers.values()))
 
 
-def _check_total(path: Path, index: dict[str, Any], actual: int) -> None:
+def _check_total(path: Place, index: dict[str, Any], actual: int) -> None:
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if total is not None and total != actual:
@@ -131,7 +131,7 @@ def _check_total(path: Path, index: dict[str, Any], actual: int) -> None:
         _refuse(f"its total_size is {quoted(str(total))}, the tensors have {actual} bytes", path, mend)
 
 
-def _check_shards(directory: Path, headers: dict[str, Header], ranks: int) -> None:
+def _check_shards(directory: Place, headers: dict[str, Header], ranks: int) -> None:
     parts: dict[int, dict[int, Header]] = {}
     for name, header in headers.items():
         match = SHARD.fullmatch(name)
@@ -155,7 +155,7 @@ def _check_shards(directory: Path, headers: dict[str, Header], ranks: int) -> No
             _refuse(f"rank {rank} and rank 0 do not have the same tensors: {_some(other)}", directory, again)
 
 
-def _keys(rank: int, parts: Iterable[Header], directory: Path) -> set[str]:
+def _keys(rank: int, parts: Iterable[Header], directory: Place) -> set[str]:
     keys: set[str] = set()
     for header in parts:
         twice = sorted(keys & set(header.tensors))
@@ -166,7 +166,7 @@ def _keys(rank: int, parts: Iterable[Header], directory: Path) -> set[str]:
 
 
 def _summary(
-    directory: Path, names: set[str], headers: dict[str, Header], ranks: int | None
+    directory: Place, names: set[str], headers: dict[str, Header], ranks: int | None
 ) -> WeightSummary:
     tensors = [(name, tensor) for header in headers.values() for name, tensor in header.tensors.items()]
     quantized = any(tensor.dtype == "I8" and name.endswith("weight") for name, tensor in tensors)
@@ -190,5 +190,5 @@ def _some(names: list[str], limit: int = 3) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def _refuse(what: str, where: Path, mend: str) -> NoReturn:
+def _refuse(what: str, where: Place, mend: str) -> NoReturn:
     raise DuopackError(what, where=str(where), mend=mend)

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.files import human_size
+from pipeline.weights.place import Place
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -61,7 +61,7 @@ class Header:
         return sum(tensor.size for tensor in self.tensors.values())
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Place) -> Header:
     """Reads and checks the header of a file; its data is not read.
 
     Raises DuopackError when the header breaks the format or the file's length disagrees with it.

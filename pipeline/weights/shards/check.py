@@ -6,14 +6,14 @@ and reads only the files of its own rank, all without an error.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import DuopackError, quoted
-from pipeline.files import sha256_file
 from pipeline.weights.check import DESCRIPTION, SHARD
+from pipeline.weights.place import Place
 from pipeline.weights.safetensors import Tensor, read_header
 from pipeline.weights.shards.config import read_config
 from pipeline.weights.shards.layers import Platform
@@ -46,7 +46,7 @@ class Finding:
 
 
 def check_shards(
-    directory: Path,
+    directory: Place,
     *,
     tensor_parallel: int | None = None,
     platform: Platform | None = None,
@@ -58,7 +58,9 @@ def check_shards(
     likewise the record's, else 310p. With `hash_files` every file's sha256 is held against the record too. Raises
     DuopackError when there is no config.json or no plan for its architecture.
     """
-    files = sorted(path for path in directory.iterdir() if SHARD.fullmatch(path.name))
+    files = sorted(
+        (path for path in directory.iterdir() if SHARD.fullmatch(path.name)), key=lambda path: path.name
+    )
     if not files:
         raise DuopackError(
             "there is no model-rank-*-part-*.safetensors",
@@ -92,7 +94,7 @@ def report(findings: tuple[Finding, ...], *, most: int = 5) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rank(path: Path) -> int:
+def _rank(path: Place) -> int:
     match = SHARD.fullmatch(path.name)
     assert match
     return int(match[1])
@@ -103,7 +105,7 @@ def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda one: order.index(one.severity)))
 
 
-def _record(directory: Path) -> tuple[ShardRecord | None, list[Finding]]:
+def _record(directory: Place) -> tuple[ShardRecord | None, list[Finding]]:
     try:
         record = read_record(directory)
     except DuopackError as error:
@@ -117,7 +119,7 @@ def _record(directory: Path) -> tuple[ShardRecord | None, list[Finding]]:
     return None, [Finding("record-missing", "note", sentence, "does not look for it", mend, str(directory))]
 
 
-def _recorded(directory: Path, record: ShardRecord | None, hash_files: bool) -> Iterator[Finding]:
+def _recorded(directory: Place, record: ShardRecord | None, hash_files: bool) -> Iterator[Finding]:
     """Each file against the record."""
     for one in record.files if record else ():
         path = directory / one.path
@@ -126,12 +128,17 @@ def _recorded(directory: Path, record: ShardRecord | None, hash_files: bool) -> 
         elif path.stat().st_size != one.size:
             sentence = f"it has {path.stat().st_size} bytes, but {one.size} by the record"
             yield Finding("file-size", "error", sentence, "", AGAIN, str(path))
-        elif hash_files and (found := sha256_file(path)) != one.sha256:
+        elif hash_files and (found := _sha256(path)) != one.sha256:
             sentence = f"its sha256 is {found}, but {one.sha256} by the record"
             yield Finding("file-changed", "error", sentence, "loads it all the same", AGAIN, str(path))
 
 
-def _other_split(directory: Path, split_for: int, ranks: int) -> Finding:
+def _sha256(path: Place) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _other_split(directory: Place, split_for: int, ranks: int) -> Finding:
     effect = (
         "finds no file for the missing ranks and stops"
         if ranks > split_for
@@ -142,13 +149,13 @@ def _other_split(directory: Path, split_for: int, ranks: int) -> Finding:
     return Finding("other-tp", "error", sentence, effect, mend, str(directory))
 
 
-def _beyond(path: Path, ranks: int) -> Finding:
+def _beyond(path: Place, ranks: int) -> Finding:
     sentence = f"it is of a rank beyond the last, {ranks - 1}"
     effect = "passes over it; the others may be shares of a wider split"
     return Finding("rank-beyond", "error", sentence, effect, AGAIN, str(path))
 
 
-def _check_rank(plan: Plan, rank: int, files: list[Path], directory: Path) -> Iterator[Finding]:
+def _check_rank(plan: Plan, rank: int, files: list[Place], directory: Place) -> Iterator[Finding]:
     if not files:
         sentence, effect = (
             f"rank {rank} of {plan.ranks} has no file",
@@ -156,7 +163,7 @@ def _check_rank(plan: Plan, rank: int, files: list[Path], directory: Path) -> It
         )
         yield Finding("rank-missing", "error", sentence, effect, AGAIN, str(directory))
         return
-    found: dict[str, tuple[Path, Tensor]] = {}
+    found: dict[str, tuple[Place, Tensor]] = {}
     for path in files:
         try:
             header = read_header(path)
@@ -174,7 +181,7 @@ def _check_rank(plan: Plan, rank: int, files: list[Path], directory: Path) -> It
 
 
 def _check_keys(
-    plan: Plan, found: Mapping[str, tuple[Path, Tensor]], directory: Path, rank: int
+    plan: Plan, found: Mapping[str, tuple[Place, Tensor]], directory: Place, rank: int
 ) -> Iterator[Finding]:
     known = {target.name: target for target in plan.targets}
     for name in known.keys() - found.keys():
@@ -190,7 +197,7 @@ def _check_keys(
             yield Finding("key-extra", "error", sentence, "stops: KeyError", AGAIN, str(path))
 
 
-def _check_tensor(target: Target, tensor: Tensor, path: Path) -> Iterator[Finding]:
+def _check_tensor(target: Target, tensor: Tensor, path: Place) -> Iterator[Finding]:
     if tensor.dtype != target.dtype:
         yield _other_dtype(target, tensor, path)
     if tensor.shape == target.shape or (target.flexible and _shorter(tensor.shape, target.shape)):
@@ -209,7 +216,7 @@ def _check_tensor(target: Target, tensor: Tensor, path: Path) -> Iterator[Findin
     )
 
 
-def _other_dtype(target: Target, tensor: Tensor, path: Path) -> Finding:
+def _other_dtype(target: Target, tensor: Tensor, path: Place) -> Finding:
     sentence = f"{target.name} is {tensor.dtype}, the parameter {target.dtype}"
     if target.dtype == "I64" and tensor.dtype.startswith(("F", "BF")):
         effect = "casts by value without an error: every scale becomes 0, and the model answers '!!!!'"
@@ -229,7 +236,7 @@ def _shorter(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return len(shape) == len(full) and all(one <= other for one, other in zip(shape, full, strict=True))
 
 
-def _quantized_without_description(directory: Path, findings: list[Finding]) -> Iterator[Finding]:
+def _quantized_without_description(directory: Place, findings: list[Finding]) -> Iterator[Finding]:
     """int8 weights without a description look like a model full of wrong dtypes: one cause, said once."""
     int8 = any(one.id == "other-dtype" and " is I8, " in one.sentence for one in findings)
     if int8 and not (directory / DESCRIPTION).is_file():

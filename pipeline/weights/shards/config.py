@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.weights.check import read_json
+from pipeline.weights.place import Place
 
 LIMIT = 1 << 32
 """No size in a config of a real model comes near it; a broken one must not make a plan of that length."""
@@ -96,7 +96,7 @@ class Config:
         raise DuopackError(f"{self.path}{key} {fault}", where=self.where, mend=mend)
 
 
-def read_config(directory: Path) -> Config:
+def read_config(directory: Place) -> Config:
     """config.json of a model's directory. Raises DuopackError when it is missing or no JSON object."""
     path = directory / "config.json"
     if not path.is_file():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.weights.check import DESCRIPTION, read_json
+from pipeline.weights.place import Place
 
 FLOAT, W8A8, DYNAMIC, W8A8S, W8A8SC = "FLOAT", "W8A8", "W8A8_DYNAMIC", "W8A8S", "W8A8SC"
 LINEAR_TYPES = (FLOAT, W8A8, DYNAMIC, W8A8S, W8A8SC)
@@ -75,7 +75,7 @@ class Quantization:
         raise DuopackError(what, where=self.where, mend="quantize the model again with a recipe for 310P")
 
 
-def read_quantization(directory: Path) -> Quantization:
+def read_quantization(directory: Place) -> Quantization:
     """The description beside the weights, or FLOAT when there is none."""
     path = directory / DESCRIPTION
     if not path.is_file():

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.files import FileRecord, check_relative_path
 from pipeline.weights.check import read_json
+from pipeline.weights.place import Place
 from pipeline.weights.shards.layers import Platform
 
 RECORD: Final = "duopack-shards.json"
@@ -60,7 +60,7 @@ class ShardRecord:
         return (json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_record(directory: Path) -> ShardRecord | None:
+def read_record(directory: Place) -> ShardRecord | None:
     """The record in a directory, None when there is none.
 
     Raises DuopackError when it is damaged or of another version.
@@ -77,7 +77,7 @@ def read_record(directory: Path) -> ShardRecord | None:
         raise _damaged(path, f"it does not say what it should ({quoted(str(error))})") from None
 
 
-def _decode(values: dict[str, Any], path: Path) -> ShardRecord:
+def _decode(values: dict[str, Any], path: Place) -> ShardRecord:
     record = ShardRecord(
         **values
         | {
@@ -94,7 +94,7 @@ def _decode(values: dict[str, Any], path: Path) -> ShardRecord:
     return record
 
 
-def _files(entries: Any, path: Path) -> tuple[FileRecord, ...]:
+def _files(entries: Any, path: Place) -> tuple[FileRecord, ...]:
     records = tuple(FileRecord(**entry) for entry in entries)
     for one in records:
         check_relative_path(one.path, where=str(path))
@@ -103,5 +103,5 @@ def _files(entries: Any, path: Path) -> tuple[FileRecord, ...]:
     return records
 
 
-def _damaged(path: Path, what: str) -> DuopackError:
+def _damaged(path: Place, what: str) -> DuopackError:
     return DuopackError(what, where=str(path), mend="split the model again")
