@@ -2,9 +2,10 @@
 
     python benchmarks/shard.py [--gib 8] [--tp 2] [--work DIR] [--vllm VENV] [--json]
 
-Makes a random Qwen3 checkpoint in bf16 in DIR (default: a temporary directory), reads it once so that all start
-from the same page cache, and prints seconds, peak memory and ratios. Without a VENV of vLLM for CPU
-(or DUOPACK_VLLM) its part is left out. Data is synced to the disk by all three.
+Makes a random Qwen3 checkpoint in bf16 in DIR (default: a temporary directory) and prints seconds, peak memory and
+ratios. `duopack` is the command on a plain directory, which hashes the source too; `duopack (locked)` is the stage in
+a build, where the lock has the source's digests. Without a VENV of vLLM for CPU (or DUOPACK_VLLM) its part is left
+out. cp and duopack sync to the disk; each gets the median of its runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pipeline.files import sha256_file
+from pipeline.files import FileRecord, sha256_file
 from pipeline.weights.safetensors_writer import Declared, SafetensorsWriter, lay_out
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 2048, 6144, 16, 8, 128, 32768
@@ -42,6 +43,19 @@ if __name__ == "__main__":
     started = time.monotonic()
     llm.llm_engine.engine_core.save_sharded_state(path=target)
     print("saved in", round(time.monotonic() - started, 2), flush=True)
+"""
+
+
+LOCKED = """
+import json, sys
+from pathlib import Path
+from pipeline.files import FileRecord
+from pipeline.reports.progress import open_progress
+from pipeline.stages.shard import shard
+
+source, target, ranks, files = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.load(open(sys.argv[4]))
+files = [FileRecord(**one) for one in files]
+shard(source, target, open_progress(quiet=True), ranks=ranks, platform="cpu", files=files)
 """
 
 
@@ -74,40 +88,52 @@ def main() -> int:
 def measure(work: Path, options: argparse.Namespace) -> dict[str, object]:
     source = work / "source"
     size = make_checkpoint(source, options.gib)
-    copies, shards = [], []
-    for number in range(options.repeat):
-        copies.append(copy(source, work / f"copy-{number}"))
-        shards.append(ours(source, work / "ours" / f"{number}", options.tp))
-        shutil.rmtree(work / f"copy-{number}")
-        if number:
-            shutil.rmtree(work / "ours" / f"{number}")
-    runs = [median(copies), median(shards)]
+    locked = work / "locked.json"
+    records = [FileRecord(one.name, one.stat().st_size, sha256_file(one)) for one in source.iterdir()]
+    locked.write_text(json.dumps([asdict(one) for one in records]))
+    runs = [
+        repeated(work, options.repeat, lambda target: copy(source, target)),
+        repeated(work, options.repeat, lambda target: ours(source, target, options.tp)),
+        repeated(work, options.repeat, lambda target: ours_locked(source, target, options.tp, locked)),
+    ]
     same = None
     if options.vllm:
         runs.append(theirs(Path(options.vllm), source, work / "vllm", options.tp))
-        same = shard_digests(work / "vllm") == shard_digests(work / "ours" / "0")
-    cp, duopack = runs[0].seconds, runs[1].seconds
+        ours(source, work / "ours", options.tp)
+        same = shard_digests(work / "vllm") == shard_digests(work / "ours")
+    cp, plain, stage = (run.seconds for run in runs[:3])
     return {
         "bytes": size,
         "tp": options.tp,
         "runs": [asdict(run) for run in runs],
-        "times_cp": round(duopack / cp, 2),
-        "faster_than_vllm": round(runs[2].seconds / duopack, 1) if options.vllm else None,
+        "times_cp": {"duopack": round(plain / cp, 2), "duopack (locked)": round(stage / cp, 2)},
+        "faster_than_vllm": round(runs[3].seconds / plain, 1) if options.vllm else None,
         "same_bytes_as_vllm": same,
     }
 
 
-def median(runs: Sequence[Run]) -> Run:
-    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+def repeated(work: Path, times: int, run: Callable[[Path], Run]) -> Run:
+    """The median of several runs, each into a new place that is removed before the next."""
+    runs = []
+    for _ in range(times):
+        runs.append(run(work / "out" / "result"))
+        shutil.rmtree(work / "out")
+    return sorted(runs, key=lambda one: one.seconds)[times // 2]
 
 
 def copy(source: Path, target: Path) -> Run:
+    target.parent.mkdir()
     return timed("cp", ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', str(source), str(target)])
 
 
 def ours(source: Path, target: Path, ranks: int) -> Run:
     command = [sys.executable, "-m", "pipeline", "shard", str(source), str(target), "--tp", str(ranks)]
     return timed("duopack", [*command, "--platform", "cpu", "--quiet"])
+
+
+def ours_locked(source: Path, target: Path, ranks: int, locked: Path) -> Run:
+    command = [sys.executable, "-c", LOCKED, str(source), str(target), str(ranks), str(locked)]
+    return timed("duopack (locked)", command)
 
 
 def theirs(venv: Path, source: Path, target: Path, ranks: int) -> Run:

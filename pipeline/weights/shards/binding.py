@@ -28,6 +28,12 @@ def bind(plan: Plan, source: Source) -> tuple[Bound, ...]:
     Raises DuopackError for tensors that are missing or that the plan does not know, for a shape other than
     config.json says, and for a dtype that cannot become the target's.
     """
+    if impossible := next((one for one in plan.targets if not one.ways and one.fill is None), None):
+        _refuse(
+            f"{impossible.name} is compressed (W8A8SC): such weights are made on the chip, for one rank each",
+            source,
+            "serve the directory as it is, or split the W8A8S weights that it was made from",
+        )
     bound = tuple(Bound(target, _choose(target, source)) for target in plan.targets)
     pieces = [(one.target, piece) for one in bound for piece in one.pieces]
     _refuse_missing(source, [piece.source for _, piece in pieces if piece.source not in source.tensors])
