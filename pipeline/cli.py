@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -208,8 +208,56 @@ def make_parser() -> argparse.ArgumentParser:
     )
     smoke.add_argument("--start-limit", metavar="MINUTES", type=float, default=60.0, help="default: 60")
 
+    _carrying(add)
     add("demo", "the whole job on a tiny model, offline, in about a minute")
     return parser
+
+
+def _carrying(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that carry images to where there is no network."""
+    export = add("export", "write images into one archive, parts or a layout, to be carried elsewhere")
+    export.add_argument(
+        "images", nargs="+", metavar="KEY|IMAGE", help="keys (their images in oci:build/KEY), or images"
+    )
+    export.add_argument(
+        "to", metavar="FILE.tar|DIR", help="an archive for 'docker load', or a directory: an OCI layout"
+    )
+    export.add_argument(
+        "--split",
+        metavar="SIZE",
+        help="DIR gets the archive in parts of this size (4095M), with checksums and a script that loads them",
+    )
+    export.add_argument(
+        "--since",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="leave out layers of this image, which the other side has",
+    )
+    export.add_argument("--as", dest="name", metavar="NAME:TAG", help="the image's name on the other side")
+    export.add_argument("--platform", metavar="OS/ARCH", choices=PLATFORMS, help="which image of several")
+
+    bring = add(
+        "import", "bring what 'duopack export' made into a registry or an engine", module="import_images"
+    )
+    bring.add_argument("path", type=Path, metavar="FILE|DIR")
+    bring.add_argument("--to", metavar="DEST", help="where one image goes (default: the engine, by its name)")
+    bring.add_argument(
+        "--under",
+        metavar="HOST/NAMESPACE",
+        help="the registry for all of them (default: DUOPACK_REGISTRY)",
+    )
+    bring.add_argument(
+        "--image", action="append", default=[], metavar="NAME", help="only this one (can be given again)"
+    )
+    bring.add_argument(
+        "--have",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="an image in the same registry whose layers may be taken (can be given again)",
+    )
+    bring.add_argument("--platform", metavar="OS/ARCH", choices=PLATFORMS, help="which image of several")
 
 
 def _fail(error: DuopackError, command: str, *, as_json: bool) -> int:

@@ -150,17 +150,21 @@ class LayoutSink:
 
     Other images of the layout stay. Several processes may write at the same time. `name`, when given, is kept as
     the image's whole name. With `listed` false the image is not entered into index.json: an index will name it.
+    Blobs of `elsewhere` are left out: whoever gets the layout has them.
     """
 
     directory: Path
     tag: str = "latest"
     name: str = ""
     listed: bool = True
+    elsewhere: frozenset[Digest] = frozenset()
     parallel: int = 2
     _ready: bool = field(default=False, init=False, repr=False)
 
     def has(self, digest: Digest, size: int) -> bool:
-        """Whether the blob is there in its right size; readers check its bytes."""
+        """Whether the blob is there in its right size, or need not be; readers check its bytes."""
+        if digest in self.elsewhere:
+            return True
         try:
             return _blob_path(self.directory, digest).stat().st_size == size
         except (FileNotFoundError, NotADirectoryError):
