@@ -143,6 +143,28 @@ def make_parser() -> argparse.ArgumentParser:
         "--fix", action="store_true", help="with --script or --command: print the corrected commands"
     )
 
+    budget = add(
+        "budget", "say whether a model fits into the chips' memory, and what it leaves for the KV cache"
+    )
+    budget.add_argument("keys", nargs="*", metavar="KEY", help="models or profiles (default: all models)")
+    budget.add_argument("--tp", type=int, choices=(1, 2, 4, 8), help="chips (default: the profile's)")
+    budget.add_argument("--max-model-len", type=int, metavar="N", help="tokens (default: the profile's)")
+    budget.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences (default: the profile's)")
+    budget.add_argument(
+        "--utilization", type=float, metavar="X", help="share of the memory (default: the profile's)"
+    )
+    budget.add_argument("--base", metavar="NAME", help="a base of the catalog (default: its default_base)")
+    budget.add_argument(
+        "--source", metavar="SRC", help="read the headers from here: modelscope:ID, huggingface:ID, dir:PATH"
+    )
+    budget.add_argument(
+        "--offline", action="store_true", help="ask no hub: files here, or the published dimensions"
+    )
+    budget.add_argument(
+        "--compare", action="store_true", help="1, 2 and 4 chips, float and W8A8, side by side"
+    )
+    budget.add_argument("--svg", type=Path, metavar="FILE", help="draw it too")
+
     add("rules", "print what is known of versions and the chip: every rule with its source")
 
     scripts = add(
@@ -188,6 +210,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     publish.add_argument("--base", metavar="NAME", help="the base that the image was built on")
     publish.add_argument("--platform", metavar="OS/ARCH", choices=PLATFORMS, help="its platform")
+
+    verify = add("verify", "judge an image where it lies: what it is, and whether it will serve")
+    verify.add_argument(
+        "image", metavar="KEY|IMAGE", help="an image, or a key (where its image is published)"
+    )
+    _add_looking(verify)
+    verify.add_argument(
+        "--locked", action="store_true", help="every difference from models.lock is an error (for CI)"
+    )
 
     smoke = add(
         "smoke", "ask a running server, or an image started on Ascend chips, to prove that it answers"
@@ -258,6 +289,18 @@ def _carrying(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="an image in the same registry whose layers may be taken (can be given again)",
     )
     bring.add_argument("--platform", metavar="OS/ARCH", choices=PLATFORMS, help="which image of several")
+
+
+def _add_looking(command: argparse.ArgumentParser) -> None:
+    """What the commands that look into an image have in common."""
+    command.add_argument("--deep", action="store_true", help="read, hash and check every byte")
+    command.add_argument(
+        "--platform", metavar="OS/ARCH", help="one image of several platforms (default: each of them)"
+    )
+    command.add_argument("--base", metavar="IMAGE", help="the base image, to tell its layers from the others")
+    command.add_argument(
+        "--limit", metavar="NAME=N", action="append", help="raise a bound on time or memory: seconds=3600"
+    )
 
 
 def _fail(error: DuopackError, command: str, *, as_json: bool) -> int:

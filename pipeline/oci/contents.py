@@ -290,8 +290,10 @@ class _Walk:
 
     def _content(self, member: Member, reader: PieceReader) -> None:
         """The content of a file that goes by: its hash, and its first bytes where they are wanted."""
+        if not self._keeps(member):
+            return
         head = self._head(member, reader)
-        if not self._how.deep or not self._keeps(member):
+        if not self._how.deep:
             return
         with SideHash() as hasher:
             hasher.update(head)

@@ -25,7 +25,7 @@ class Limits:
     """Entries that are remembered by name; about 300 bytes of memory each."""
     names: int = 96 << 20
     """The names of those entries, all together."""
-    documents: int = 96 << 20
+    documents: int = 192 << 20
     """JSON, scripts and safetensors headers held in memory at the same time."""
     document: int = 32 << 20
     """One such document. The quantized headers of a model with 100,000 tensors have 15 MB."""

@@ -6,18 +6,20 @@ and each file of the lock must be in the layers.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.catalog.target import Target
-from pipeline.errors import DuopackError, quoted
+from pipeline.errors import DuopackError
 from pipeline.lock.values import Lock
-from pipeline.oci.documents import parse_object, resolve
-from pipeline.oci.model import MAX_CONFIG, OCI_LAYER_TAR, Blob, Source
+from pipeline.oci.documents import resolve
+from pipeline.oci.model import OnBytes, Source
 from pipeline.stages.image import ROOT
+from pipeline.stages.inside.image import Asking, Inside, see
+from pipeline.stages.inside.models import model_directories
+from pipeline.stages.verify.finding import ordered
+from pipeline.stages.verify.locked import Expected, check_locked
+from pipeline.stages.verify.report import judge
+from pipeline.stages.verify.weights import check_model
 
 
 @dataclass(frozen=True)
@@ -32,81 +34,37 @@ class ReadBack:
     command: tuple[str, ...]
 
 
-def read_back(source: Source, reference: str, target: Target, lock: Lock) -> ReadBack:
-    """Raises DuopackError for the first difference between the image and the lock."""
+def read_back(
+    source: Source,
+    reference: str,
+    target: Target,
+    lock: Lock,
+    *,
+    on_bytes: OnBytes = lambda _: None,
+) -> ReadBack:
+    """Raises DuopackError for the first difference between the image and the lock, and for any other error in it."""
     resolved = resolve(source, reference, target.platform)
-    manifest = resolved.manifest
-    config = parse_object(b"".join(source.blob(manifest.config).read()), where="config", limit=MAX_CONFIG)
-    expected = {
-        f"{ROOT}/{model.directory}/{file.path}": file.sha256
-        for key, model in target.models
-        for file in lock.models[key].files
-    }
-    found: dict[str, str] = {}
-    for layer in manifest.layers:
-        # The base's layers are compressed and its own affair; ours are plain tar.
-        if layer.media_type == OCI_LAYER_TAR:
-            found.update(_hashes(source.blob(layer), str(layer.digest)))
-    for path, sha256 in expected.items():
-        if path not in found:
+    inside = see(source, reference, resolved, Asking(deep=True, begin=lambda _total: on_bytes))
+    expected = Expected({f"{ROOT}/{model.directory}": lock.models[key].files for key, model in target.models})
+    models = tuple(check_model(inside, model) for model in model_directories(inside))
+    for finding in ordered([*check_locked(inside, expected, strict=True), *judge(inside, models)]):
+        if finding.severity == "error":
             raise DuopackError(
-                f"'{quoted(path)}' is not in the image", where=reference, mend="build it again"
-            )
-        if found[path] != sha256:
-            raise DuopackError(
-                f"'{quoted(path)}' has sha256 {found[path]}, the lock says {sha256}",
-                where=reference,
-                mend="build it again",
+                f"{finding.where}: {finding.sentence} [{finding.id}]", where=reference, mend=finding.mend
             )
     return ReadBack(
         digest=str(resolved.descriptor.digest),
-        layers=len(manifest.layers),
-        size=sum(layer.size for layer in manifest.layers),
-        model_files=len(expected),
-        other_files=tuple(sorted(found.keys() - expected.keys())),
-        command=tuple((config.get("config") or {}).get("Cmd") or ()),
+        layers=len(inside.layers),
+        size=inside.size,
+        model_files=sum(len(files) for files in expected.files.values()),
+        other_files=_others(inside, expected),
+        command=inside.words("Cmd"),
     )
 
 
-def _hashes(blob: Blob, where: str) -> Iterator[tuple[str, str]]:
-    """The sha256 of each regular file of an uncompressed layer, read as a stream."""
-    try:
-        with tarfile.open(fileobj=_Stream(blob), mode="r|", bufsize=1 << 20) as archive:
-            for member in archive:
-                if not member.isfile():
-                    continue
-                digest = hashlib.sha256()
-                file = archive.extractfile(member)
-                while file and (piece := file.read(1 << 20)):
-                    digest.update(piece)
-                yield member.name, digest.hexdigest()
-    except tarfile.TarError as error:
-        raise DuopackError(
-            f"a layer is not a tar archive: {error}", where=where, mend="build it again"
-        ) from error
-
-
-class _Stream(io.RawIOBase):
-    """A blob's pieces as a file to read from."""
-
-    def __init__(self, blob: Blob) -> None:
-        self._pieces = blob.read()
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes; all that is left when it is negative."""
-        parts = []
-        while size != 0:
-            if not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-            part = self._rest if size < 0 else self._rest[:size]
-            parts.append(bytes(part))
-            self._rest = self._rest[len(part) :]
-            size -= len(part) if size > 0 else 0
-        return b"".join(parts)
+def _others(inside: Inside, expected: Expected) -> tuple[str, ...]:
+    """The files above the base that are not in the lock."""
+    known = {f"{directory}/{file.path}" for directory, files in expected.files.items() for file in files}
+    return tuple(
+        path for path, entry in inside.tree.files() if entry.layer >= inside.base.count and path not in known
+    )
