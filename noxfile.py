@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import bootstrap  # noqa: E402
 
-if Path(sys.prefix) != bootstrap.VENV:
+if Path(sys.prefix).resolve() != bootstrap.VENV.resolve():
     if problem := bootstrap.ensure("nox"):
         sys.exit(problem)
     os.execv(bootstrap.PYTHON, [str(bootstrap.PYTHON), "-m", "nox", *sys.argv[1:]])

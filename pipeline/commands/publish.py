@@ -50,17 +50,17 @@ def _places(
         return parse_reference(options.image), parse_reference(options.to), None
     target = find_target(catalog, options.image, base=options.base, platform=options.platform)
     destination = parse_reference(options.to or destination_of(catalog, target, settings))
-    # A name that follows from the catalog tells the base; one that was given says what its giver knows.
-    base = None if options.to else _locked_base(target, settings)
-    expected = Expected(target, base)
+    source = parse_reference(f"oci:{settings.work}/{target.key}")
     if options.from_registry:
-        return under_registry(destination, options.from_registry), destination, expected
-    if destination.transport == "oci" and not options.to:
+        source = under_registry(destination, options.from_registry)
+    elif destination.transport == "oci" and not options.to:
         raise UsageError(
             "there is no registry to publish to",
             mend="set DUOPACK_REGISTRY=registry.example/namespace, or publish.repository in models.yaml, or give --to",
         )
-    return parse_reference(f"oci:{settings.work}/{target.key}"), destination, expected
+    # A name that follows from the catalog tells the base; one that was given says what its giver knows.
+    base = None if options.to else _locked_base(target, settings)
+    return source, destination, Expected(target, base)
 
 
 def _locked_base(target: Target, settings: Settings) -> Digest:

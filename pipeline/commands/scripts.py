@@ -6,7 +6,7 @@ import argparse
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.target import find_target
-from pipeline.commands.common import settings_of
+from pipeline.commands.common import settings_of, showing
 from pipeline.files import write_atomically
 from pipeline.lock.values import read_lock
 from pipeline.reports.output import print_json, print_text
@@ -18,6 +18,9 @@ def run(options: argparse.Namespace) -> int:
     target = find_target(load_catalog(settings.catalog), options.key, base=options.base)
     base = read_lock(settings.lock).bases.get(target.base_key)
     digest = base.platforms.get(target.platform, "") if base else ""
+    if not digest:
+        with showing(options) as progress:
+            progress.warn("the base is not locked: launch.json says nothing of its digest")
     launch = launch_files(dict(target.models), target.base, digest, target.profile_name)
     written = []
     for path, mode, data in launch.files:

@@ -14,6 +14,7 @@ from pipeline.catalog.target import find_target
 from pipeline.demo.base import make_base
 from pipeline.demo.hub import LocalHub
 from pipeline.demo.model import make_model
+from pipeline.files import disk_errors, exclusive
 from pipeline.hubs import open_hub
 from pipeline.oci.places import open_source
 from pipeline.oci.reference import Reference, parse_reference
@@ -43,9 +44,15 @@ def demo(settings: Settings, environ: MutableMapping[str, str], progress: Progre
     `environ` is where the real modelscope client looks for its endpoint: it is pointed at a hub on loopback
     for as long as the demo runs.
     """
+    with exclusive(settings.cache / "demo.lock", progress.note):
+        return _demo(settings, environ, progress)
+
+
+def _demo(settings: Settings, environ: MutableMapping[str, str], progress: Progress) -> Demo:
     directory = settings.cache / "demo"
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    with disk_errors(directory):
+        directory.mkdir(parents=True)
     progress.note("making a tiny random model in the layout of Qwen3.5, and a stand-in for the base image")
     make_model(directory / "hub" / REPOSITORY)
     make_base(directory / "base", "demo", "linux/arm64")
@@ -77,9 +84,16 @@ def _endpoint(environ: MutableMapping[str, str], url: str, directory: Path) -> I
     wanted = {
         "MODELSCOPE_ENDPOINT": url,
         "MODELSCOPE_CACHE": str(directory / "modelscope"),
+        "MODELSCOPE_HOME": str(directory / "modelscope-home"),
+        # The client reads the small name first, where both are there.
         "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
     }
-    before = {name: environ.get(name) for name in wanted}
+    # The user's token is not for this hub, which anybody on this machine could listen to.
+    unwanted = ("MODELSCOPE_API_TOKEN", "MODELSCOPE_DOMAIN")
+    before = {name: environ.get(name) for name in (*wanted, *unwanted)}
+    for name in unwanted:
+        environ.pop(name, None)
     environ.update(wanted)
     try:
         yield

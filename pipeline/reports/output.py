@@ -10,7 +10,8 @@ from typing import Any
 
 def print_json(value: Any) -> None:
     """A command's result for machines."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+    plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=plain, default=str) + "\n")
 
 
 def print_text(text: str) -> None:

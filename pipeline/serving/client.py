@@ -123,7 +123,7 @@ class ServerClient:
             ) from error
         try:
             return Answer(response.status, json.loads(data))
-        except ValueError:
+        except (ValueError, RecursionError):
             return Answer(response.status, data.decode("utf-8", "replace"))
 
 
