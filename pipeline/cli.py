@@ -220,6 +220,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--locked", action="store_true", help="every difference from models.lock is an error (for CI)"
     )
 
+    inspect = add("inspect", "show what is in an image and what it weighs; with two, what differs")
+    inspect.add_argument(
+        "image", metavar="KEY|IMAGE", help="an image, or a key (where its image is published)"
+    )
+    inspect.add_argument(
+        "other", nargs="?", metavar="IMAGE2", help="compare with this one, as an update to it"
+    )
+    _add_looking(inspect)
+
     smoke = add(
         "smoke", "ask a running server, or an image started on Ascend chips, to prove that it answers"
     )

@@ -101,7 +101,7 @@ def _platform(inside: Inside) -> Iterator[Finding]:
     claimed, found = inside.resolved.descriptor.platform, config_platform(inside.config)
     if claimed and not same_platform(claimed, found):
         sentence = (
-            f"the index calls it {quoted(claimed, 60)}, and its config {quoted(found, 60) or 'nothing'}"
+            f"it is taken for {quoted(claimed, 60)}, and its config says {quoted(found, 60) or 'nothing'}"
         )
         yield Finding("platform", "error", sentence, _ELSEWHERE)
 

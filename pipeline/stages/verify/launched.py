@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.ascend.options import check_options
 from pipeline.ascend.own_script import OwnScript, read_own_script
 from pipeline.ascend.shell import Command, find_commands
+from pipeline.catalog.target import LIST
 from pipeline.errors import DuopackError, quoted
 from pipeline.oci.limits import LimitError
 from pipeline.stages.inside.image import MAX_SCRIPT, Inside
@@ -56,7 +57,7 @@ def check_launch(inside: Inside) -> Iterator[Finding]:
 def _models(launch: Launch) -> Iterator[Finding]:
     where = f"/{LAUNCH}"
     names = [profile.name for _, profile in launch.profiles()]
-    if launch.default not in names:
+    if launch.default not in {*names, LIST}:
         sentence = f"its default is '{quoted(launch.default)}', and it has no such profile"
         yield Finding("launch-default", "error", sentence, AGAIN, where)
     for name in sorted({name for name in names if names.count(name) > 1}):
