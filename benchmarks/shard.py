@@ -34,17 +34,18 @@ FILE_SIZE = 2 << 30
 
 VLLM_SAVE = """
 import sys, time
-from vllm import LLM
+from vllm import LLM, _custom_ops
+
+# In every process, as each imports this script: oneDNN packs linear weights elsewhere and leaves empty ones
+# behind, which vLLM's saver then passes over.
+_custom_ops._supports_onednn = False
 
 if __name__ == "__main__":
     source, target, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
     llm = LLM(source, tensor_parallel_size=ranks, dtype="float16", max_model_len=256, enforce_eager=True,
               skip_tokenizer_init=True)
-    started = time.monotonic()
     llm.llm_engine.engine_core.save_sharded_state(path=target)
-    print("saved in", round(time.monotonic() - started, 2), flush=True)
 """
-
 
 LOCKED = """
 import json, sys
@@ -138,10 +139,13 @@ def ours_locked(source: Path, target: Path, ranks: int, locked: Path) -> Run:
 
 def theirs(venv: Path, source: Path, target: Path, ranks: int) -> Run:
     target.mkdir()
-    script = target.with_suffix(".py")
+    script = target.with_name("save_with_vllm.py")
     script.write_text(VLLM_SAVE)
     bind = "|".join(str(number % (os.cpu_count() or 1)) for number in range(ranks))
-    environment = {"VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": bind,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
     command = [str(venv / "bin" / "python"), str(script), str(source), str(target), str(ranks)]
     return timed("vLLM", command, environment)
 
