@@ -43,6 +43,12 @@ class Directory:
             mend="put the files back, or run 'duopack lock --update' to take the directory as it is now",
         )
 
+    def read_range(self, path: str, first: int, length: int) -> bytes:
+        """Part of a file of the directory."""
+        with read_errors(self._path / path), (self._path / path).open("rb") as file:
+            file.seek(first)
+            return file.read(length)
+
     def _walk(self, directory: Path) -> Iterator[RemoteFile]:
         for entry in os.scandir(directory):
             relative = Path(entry.path).relative_to(self._path).as_posix()

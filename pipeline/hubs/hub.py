@@ -48,3 +48,7 @@ class Hub(Protocol):
         Sizes are checked where the hub states them; the sha256 is for the caller to check.
         """
         ...
+
+    def read_range(self, path: str, first: int, length: int) -> bytes:
+        """Part of a file: `length` bytes from `first` on, fewer only where the file ends."""
+        ...

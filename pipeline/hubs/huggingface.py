@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pipeline.errors import DuopackError
-from pipeline.files import FileRecord
+from pipeline.files import CHUNK, FileRecord
 from pipeline.hubs.faults import Address, disk_fault
 from pipeline.hubs.hub import Listing, OnBytes, RemoteFile
+from pipeline.hubs.remote import take_range
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -73,6 +74,22 @@ class HuggingFace:
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def read_range(self, path: str, first: int, length: int) -> bytes:
+        """Part of a file by a Range request; a hub or proxy that ignores it is read only as far as needed."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import hf_raise_for_status
+
+        url = hf_hub_url(self.model, path, revision=self.revision, endpoint=self._endpoint)
+        headers = {**build_hf_headers(), "Range": f"bytes={first}-{first + length - 1}"}
+        try:
+            _ = self._api
+            with get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
+                hf_raise_for_status(answer)
+                return take_range(answer.status_code, answer.iter_bytes(CHUNK), first, length)
+        except Exception as error:
+            raise self._fault(error, Path(), path) from error
 
     def _fetch_one(self, file: FileRecord, directory: Path, on_bytes: OnBytes, stop: threading.Event) -> None:
         from huggingface_hub import hf_hub_download

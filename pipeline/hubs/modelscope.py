@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DuopackError
-from pipeline.files import FileRecord, sha256_file
+from pipeline.files import CHUNK, FileRecord, sha256_file
 from pipeline.hubs.faults import Address, disk_fault
 from pipeline.hubs.hub import Listing, OnBytes, RemoteFile
+from pipeline.hubs.remote import take_range
 
 TOTAL_TIMEOUT = 7 * 24 * 3600
 """Seconds for one file. The client's own hour is too short for a 5 GB file under 1.5 MB/s; slow lines are
@@ -68,6 +69,18 @@ class ModelScope:
         except Exception as error:
             path, first = _first_failure(error)
             raise self._fault(first, directory / (path or ""), path) from error
+
+    def read_range(self, path: str, first: int, length: int) -> bytes:
+        """Part of a file by a Range request; a hub or proxy that ignores it is read only as far as needed."""
+        headers = {"Range": f"bytes={first}-{first + length - 1}"}
+        try:
+            answer = self._client.legacy.download_stream(
+                self.model, "model", path, revision=self.revision, headers=headers
+            )
+            with answer:
+                return take_range(answer.status_code, answer.iter_content(CHUNK), first, length)
+        except Exception as error:
+            raise self._fault(error, Path(), path) from error
 
     def _take_from_cache(self, file: FileRecord, directory: Path, on_bytes: OnBytes) -> bool:
         """Links or copies a file that is in MODELSCOPE_CACHE already, when it is the same."""

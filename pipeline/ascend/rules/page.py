@@ -33,6 +33,7 @@ def rules_page() -> str:
 
 def as_rows() -> list[dict[str, Any]]:
     """The same as values."""
+    rules: tuple[Rule[Any], ...] = (*RULES, *CONTAINER_RULES)
     return [
         {
             "id": rule.id,
@@ -44,7 +45,7 @@ def as_rows() -> list[dict[str, Any]]:
             "fixed": rule.fix is not None,
             "source": rule.source,
         }
-        for rule in (*RULES, *CONTAINER_RULES)
+        for rule in rules
     ]
 
 
