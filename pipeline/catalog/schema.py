@@ -308,5 +308,5 @@ class Catalog(Strict):
     )
     sets: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = Field(
         default={},
-        description="Images with several models, by key; the first one's first profile is the command",
+        description="Images with several models, by key; the command lists them, unless --profile names one",
     )

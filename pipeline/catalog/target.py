@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from pipeline.catalog.schema import REPOSITORY, Base, Catalog, Model, Platform, Profile, check_tag_template
 from pipeline.errors import UsageError, quoted
 
+ALL = "all"
+"""The key of an image with every model of the catalog, unless the catalog gives it another meaning."""
+
+LIST = "list"
+"""The script that prints which models are inside; no profile can have this name."""
+
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -21,19 +27,26 @@ class Target:
     models: tuple[tuple[str, Model], ...]
     """Model keys and models, in the catalog's order; one, except in a set."""
     profile_name: str
-    """The profile whose script is the image's command."""
+    """The profile whose script is the image's command, or is taken for it where a set only lists its models."""
     base_key: str
     base: Base
     platform: Platform
+    lists: bool = False
+    """Whether the image's command prints which models are inside, as that of a set does."""
+
+    @property
+    def script(self) -> str:
+        """The script that is the image's command, without `.sh`."""
+        return LIST if self.lists else self.profile_name
 
     @property
     def default_model(self) -> Model:
-        """The model that the image's command serves."""
+        """The model that the profile serves."""
         return next(model for _, model in self.models if self.profile_name in model.profiles)
 
     @property
     def profile(self) -> Profile:
-        """The profile that is the image's command."""
+        """The profile named by `profile_name`."""
         return self.default_model.profiles[self.profile_name]
 
 
@@ -69,22 +82,56 @@ def _default_profile(model: Model) -> Profile:
 
 
 def targets(
-    catalog: Catalog, keys: tuple[str, ...], *, base: str | None = None, platform: str | None = None
+    catalog: Catalog,
+    keys: tuple[str, ...],
+    *,
+    base: str | None = None,
+    platform: str | None = None,
+    profile: str | None = None,
 ) -> tuple[Target, ...]:
     """A target per key, each once, in the order given. Raises UsageError as `find_target` does."""
-    return tuple(find_target(catalog, key, base=base, platform=platform) for key in dict.fromkeys(keys))
+    return tuple(
+        find_target(catalog, key, base=base, platform=platform, profile=profile)
+        for key in dict.fromkeys(keys)
+    )
+
+
+def platforms_of(catalog: Catalog, text: str | None, base: str | None = None) -> tuple[str | None, ...]:
+    """The platforms that `linux/arm64,linux/amd64` or `all` (those of the base) mean; one None when absent.
+
+    Raises UsageError for a platform that is given twice or is none.
+    """
+    if text is None:
+        return (None,)
+    if text == "all":
+        return find_base(catalog, base).platforms
+    names = tuple(text.split(","))
+    if len(set(names)) != len(names) or not all(names):
+        raise UsageError(
+            f"'{quoted(text)}' is not a list of platforms",
+            where="--platform",
+            mend="write linux/arm64, linux/arm64,linux/amd64, or all",
+        )
+    return names
 
 
 def find_target(
-    catalog: Catalog, key: str, *, base: str | None = None, platform: str | None = None
+    catalog: Catalog,
+    key: str,
+    *,
+    base: str | None = None,
+    platform: str | None = None,
+    profile: str | None = None,
 ) -> Target:
-    """The target of a model key, a profile's name or a set's name.
+    """The target of a model key, a profile's name, a set's name, or ALL for every model of the catalog.
 
     A profile's name means its model with that profile as the command. `base` is a key of the catalog's bases
-    and `platform` one of that base's platforms; absent, the catalog's defaults. Raises UsageError for any
-    key, base or platform that the catalog does not have.
+    and `platform` one of that base's platforms; absent, the catalog's defaults. `profile` is to be the command; absent,
+    a model's first one is, and a set lists its models. Raises UsageError for any key, base, platform or profile that
+    is not there.
     """
     members, profile_name = _members(catalog, key)
+    chosen_profile = profile_name if profile is None else _profile_of(catalog, members, profile, key)
     base_key = base or catalog.default_base
     chosen = find_base(catalog, base_key)
     wanted = platform or catalog.default_platform
@@ -97,11 +144,27 @@ def find_target(
     return Target(
         key=key,
         models=tuple((member, catalog.models[member]) for member in members),
-        profile_name=profile_name,
+        profile_name=chosen_profile,
         base_key=base_key,
         base=chosen,
         platform=found,
+        lists=profile is None and _is_set(catalog, key),
     )
+
+
+def _is_set(catalog: Catalog, key: str) -> bool:
+    return key not in catalog.models and (key in catalog.sets or key == ALL)
+
+
+def _profile_of(catalog: Catalog, members: tuple[str, ...], profile: str, key: str) -> str:
+    known = [name for member in members for name in catalog.models[member].profiles]
+    if profile not in known:
+        raise UsageError(
+            f"'{quoted(key)}' has no profile '{quoted(profile)}'",
+            where="--profile",
+            mend=f"take one of {', '.join(known)}",
+        )
+    return profile
 
 
 def find_base(catalog: Catalog, name: str | None) -> Base:
@@ -123,6 +186,8 @@ def _members(catalog: Catalog, key: str) -> tuple[tuple[str, ...], str]:
     for model_key, model in catalog.models.items():
         if key in model.profiles:
             return (model_key,), key
+    if key == ALL:
+        return tuple(catalog.models), next(iter(catalog.models.values())).default_profile
     known = [
         *catalog.models,
         *(name for model in catalog.models.values() for name in model.profiles),
@@ -150,8 +215,9 @@ def repository_part(name: str) -> str:
 
 
 def image_tag(catalog: Catalog, target: Target, template: str | None = None) -> str:
-    """The image's tag. A platform that is not the catalog's default is added, so that none replaces another.
+    """The image's tag; for a set that lists its models {profile} is the set's key.
 
+    A platform that is not the catalog's default is added, so that none replaces another.
     Raises UsageError when the template cannot be filled in or gives no valid tag.
     """
     mend = "use {base}, {profile}, {key} and plain text in DUOPACK_TAG or publish.tag"
@@ -160,7 +226,8 @@ def image_tag(catalog: Catalog, target: Target, template: str | None = None) -> 
         check_tag_template(chosen)
     except ValueError as error:
         raise UsageError(f"the tag cannot be made: {error}", mend=mend) from None
-    tag = chosen.format(base=target.base_key, profile=target.profile_name, key=target.key)
+    profile = target.key if target.lists else target.profile_name
+    tag = chosen.format(base=target.base_key, profile=profile, key=target.key)
     if target.platform != catalog.default_platform:
         tag += f"-{target.platform.partition('/')[2]}"
     if not _TAG.fullmatch(tag):

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
             {
                 "key": row.key,
                 "chips": row.chips,
-                "command": f"{target.profile_name}.sh",
+                "command": f"{target.script}.sh",
                 "served_name": target.profile.served_name,
                 "locked": locked,
                 "destination": destination_of(catalog, target, settings),

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     if not digest:
         with showing(options) as progress:
             progress.warn("the base is not locked: launch.json says nothing of its digest")
-    launch = launch_files(dict(target.models), target.base, digest, target.profile_name)
+    launch = launch_files(dict(target.models), target.base, digest, target.script)
     written = []
     for path, mode, data in launch.files:
         place = options.to / path.rpartition("/")[2]

@@ -109,7 +109,7 @@ def _prepare(
     refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, override))
     base = open_base(target, lock, settings, override)
     built_on = target.base if override is None else described_base(target.base, override)
-    launch = launch_files(dict(target.models), built_on, base.digest, target.profile_name)
+    launch = launch_files(dict(target.models), built_on, base.digest, target.script)
     return _Parts(target, lock, settings, base, launch)
 
 

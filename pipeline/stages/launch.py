@@ -15,6 +15,7 @@ from pipeline.ascend.options import Problem, check_options
 from pipeline.ascend.rules import Finding, Severity, judge
 from pipeline.ascend.scripts import healthcheck_script, list_script, serve_script
 from pipeline.ascend.serve import MODELS_ROOT, arguments, command, defaults, settings, weights_path
+from pipeline.catalog.target import LIST
 from pipeline.errors import DuopackError, quoted
 from pipeline.oci.image import Healthcheck
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = f"{MODELS_ROOT}/scripts"
 LABEL = "io.duopack."
-OWN_SCRIPTS = frozenset({"healthcheck", "list"})
+OWN_SCRIPTS = frozenset({"healthcheck", LIST})
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -65,12 +66,14 @@ def launch_files(
 ) -> LaunchFiles:
     """Everything that starts the models of one image; `models` are by catalog key.
 
-    Raises DuopackError when a rule or vLLM's own options forbid a profile, and when names clash in the image.
+    `default_profile` is the profile whose script is the image's command, or LIST for a command that only lists
+    the models. Raises DuopackError when a rule or vLLM's own options forbid a profile, and when names clash in
+    the image.
     """
     profiles = list(_profiles(models))
     _check_names(models, profiles)
     chosen = next((profile for _, _, name, profile in profiles if name == default_profile), None)
-    if chosen is None:
+    if chosen is None and default_profile != LIST:
         known = ", ".join(name for _, _, name, _ in profiles)
         raise DuopackError(
             f"no profile is called '{quoted(default_profile)}'", where="launch", mend=f"choose one of {known}"
@@ -84,7 +87,7 @@ def launch_files(
         f"{SCRIPTS}/{name}.sh": serve_script(name, model, profile, base)
         for _, model, name, profile in profiles
     }
-    contents[f"{SCRIPTS}/healthcheck.sh"] = healthcheck_script(chosen.port)
+    contents[f"{SCRIPTS}/healthcheck.sh"] = healthcheck_script((chosen or profiles[0][3]).port)
     contents[f"{SCRIPTS}/list.sh"] = list_script(_listing(profiles, default_profile))
     files = [(path.lstrip("/"), 0o755, text.encode()) for path, text in contents.items()]
     text = json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -182,6 +185,14 @@ def _check_names(models: Mapping[str, Model], profiles: list[tuple[str, Model, s
                 mend="rename one of the profiles",
             )
         owners[name] = key
+    served: dict[str, str] = {}
+    for key, _, _, profile in profiles:
+        if served.setdefault(profile.served_name, key) != key:
+            raise DuopackError(
+                f"two models, {served[profile.served_name]} and {key}, are served as '{profile.served_name}'",
+                where="launch",
+                mend="give one of them another served_name",
+            )
     for key, model in models.items():
         if model.directory.split("/")[0] in {"scripts", "launch.json"}:
             raise DuopackError(
@@ -210,7 +221,7 @@ def _labels(
     base: Base,
     base_digest: str,
     default_profile: str,
-    chosen: Profile,
+    chosen: Profile | None,
     described: dict[str, Any],
 ) -> dict[str, str]:
     titles = ", ".join(model.title for model in models.values())
@@ -223,11 +234,14 @@ def _labels(
         "org.opencontainers.image.base.digest": base_digest,
         f"{LABEL}models": ",".join(models),
         f"{LABEL}default-profile": default_profile,
-        f"{LABEL}tensor-parallel": str(chosen.tensor_parallel),
-        f"{LABEL}port": str(chosen.port),
-        f"{LABEL}served-name": chosen.served_name,
         f"{LABEL}launch": json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")),
     }
+    if chosen:
+        labels |= {
+            f"{LABEL}tensor-parallel": str(chosen.tensor_parallel),
+            f"{LABEL}port": str(chosen.port),
+            f"{LABEL}served-name": chosen.served_name,
+        }
     licenses = [model.license for model in models.values()]
     if all(licenses):
         labels["org.opencontainers.image.licenses"] = _all_of(sorted({text for text in licenses if text}))
@@ -242,7 +256,8 @@ def _all_of(expressions: list[str]) -> str:
 
 
 def _listing(profiles: list[tuple[str, Model, str, Profile]], default_profile: str) -> list[str]:
-    lines = ["Models in this image; start one with: docker run … IMAGE SCRIPT", ""]
+    example = profiles[0][2] if default_profile == LIST else default_profile
+    lines = [f"Models in this image; start one with its script: docker run … IMAGE {example}.sh", ""]
     width = max(len(name) for _, _, name, _ in profiles) + len(".sh")
     for _, model, name, profile in profiles:
         chips = "1 chip" if profile.tensor_parallel == 1 else f"{profile.tensor_parallel} chips"

@@ -103,7 +103,7 @@ def _require(expected: Expected, config: dict[str, Any], where: str) -> None:
     labels = (config.get("config") or {}).get("Labels") or {}
     wanted = {
         f"{LABEL}models": ",".join(key for key, _ in target.models),
-        f"{LABEL}default-profile": target.profile_name,
+        f"{LABEL}default-profile": target.script,
     }
     if expected.base:
         wanted["org.opencontainers.image.base.digest"] = expected.base

@@ -107,7 +107,7 @@ def test_docker_load_takes_two_images_from_one_archive(built: Project, tmp_path:
     export(built, "one", "both", tmp_path / "x.tar")
     said = docker("load", "-i", str(tmp_path / "x.tar"))
     assert "tiny-one:stand-in-n1" in said
-    for key, name in (("one", "tiny-one:stand-in-n1"), ("both", "both:stand-in-n1")):
+    for key, name in (("one", "tiny-one:stand-in-n1"), ("both", "both:stand-in-both")):
         assert json.loads(docker("inspect", name))[0]["Id"] == config_of(built.work / key)
         assert files_in_engine(name) == files_of(built.work / key)
 
@@ -139,13 +139,13 @@ def test_an_engine_without_the_older_image_is_told_so(built: Project, tmp_path: 
     assert "does not have tiny-one:stand-in-n1" in result.stderr
     ran = built.run("import", tmp_path / "update")
     assert ran.code == 1
-    assert "of both:stand-in-n1, 2 of 4 layers" in ran.err
+    assert "of both:stand-in-both, 2 of 4 layers" in ran.err
     export(built, "one", tmp_path / "first.tar")
     assert built.run("import", tmp_path / "first.tar").code == 0
     ran = built.run("import", tmp_path / "update", "--json")
     assert ran.code == 0, ran.err
     assert ran.json[0]["layers_sent"] == 2
-    assert files_in_engine("both:stand-in-n1") == files_of(built.work / "both")
+    assert files_in_engine("both:stand-in-both") == files_of(built.work / "both")
 
 
 @pytest.mark.parametrize("form", ["oci-archive", "docker-archive", "oci"])
@@ -165,7 +165,7 @@ def test_skopeo_takes_every_form(built: Project, tmp_path: Path, form: str) -> N
 
 def test_umoci_unpacks_the_layout(built: Project, tmp_path: Path) -> None:
     export(built, "one", "both", tmp_path / "layout")
-    call("umoci", "unpack", "--image", f"{tmp_path}/layout:both-stand-in-n1", tmp_path / "bundle")
+    call("umoci", "unpack", "--image", f"{tmp_path}/layout:both-stand-in-both", tmp_path / "bundle")
     root = tmp_path / "bundle" / "rootfs"
     found = {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -184,7 +184,7 @@ def test_a_real_registry_gets_parts_and_an_image_back_from_it_is_the_same(
     place = ran.json[1]["destination"]
     made = export(built, place, tmp_path / "back.tar")
     assert made["images"][0]["digest"] == ran.json[1]["digest"]
-    assert made["images"][0]["name"] == f"{registry.host}/far/both:stand-in-n1"
+    assert made["images"][0]["name"] == f"{registry.host}/far/both:stand-in-both"
     call(
         "skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", place, f"oci:{tmp_path}/copy:latest"
     )

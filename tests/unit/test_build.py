@@ -206,7 +206,7 @@ def test_a_set_has_both_models_and_shares_their_layers_with_the_images_of_each(p
     assert both["layers_sent"] == 1
     assert both["models"] == ["Tiny One", "Tiny Two"]
     _, config, files = image(tmp_path / "all", "both")
-    assert config["config"]["Cmd"] == ["/models/scripts/n1.sh"]
+    assert config["config"]["Cmd"] == ["/models/scripts/list.sh"]
     assert {"12320/tcp", "12321/tcp"} == set(config["config"]["ExposedPorts"])
     launch = json.loads(dict(files)["models/launch.json"])
     assert [model["key"] for model in launch["models"]] == ["one", "two"]

@@ -15,6 +15,7 @@ from pipeline.catalog.target import (
     find_target,
     image_name,
     image_tag,
+    platforms_of,
     repository_part,
     targets,
 )
@@ -154,3 +155,45 @@ def test_every_destination_is_one_that_registries_take(catalog):
 def test_every_served_name_gives_a_repository_part(name):
     part = repository_part(name)
     assert parse_reference(f"docker://r.example/x/{part}:1").repository == f"x/{part}"
+
+
+def test_a_set_lists_its_models_unless_a_profile_is_asked_for(catalog):
+    full = find_target(catalog, "full")
+    assert (full.lists, full.script) == (True, "list")
+    assert image_tag(catalog, full) == "v0.20.2rc1-full"
+    asked = find_target(catalog, "full", profile="nn27")
+    assert (asked.lists, asked.script, asked.profile.tensor_parallel) == (False, "nn27", 4)
+    assert image_tag(catalog, asked) == "v0.20.2rc1-nn27"
+    with pytest.raises(UsageError, match="'full' has no profile 'n2'"):
+        find_target(catalog, "full", profile="n2")
+
+
+def test_all_is_every_model_of_the_catalog(catalog):
+    target = find_target(catalog, "all")
+    assert [key for key, _ in target.models] == list(catalog.models)
+    assert (target.script, image_name(target), target.key) == ("list", "all", "all")
+
+
+def test_a_catalog_may_mean_something_else_by_all(catalog):
+    value = copy.deepcopy(catalog.model_dump(mode="json", exclude_none=True))
+    own = Catalog.model_validate({**value, "sets": {"all": ["27b", "2b"]}})
+    assert [key for key, _ in find_target(own, "all").models] == ["27b", "2b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "platforms"),
+    [
+        (None, (None,)),
+        ("linux/amd64", ("linux/amd64",)),
+        ("linux/amd64,linux/arm64", ("linux/amd64", "linux/arm64")),
+        ("all", ("linux/arm64", "linux/amd64")),
+    ],
+)
+def test_platforms_are_a_list_or_all_of_the_base_s(catalog, text, platforms):
+    assert platforms_of(catalog, text) == platforms
+
+
+@pytest.mark.parametrize("text", ["", ",", "linux/arm64,", "linux/arm64,linux/arm64"])
+def test_a_malformed_list_of_platforms_is_refused(catalog, text):
+    with pytest.raises(UsageError, match="not a list of platforms"):
+        platforms_of(catalog, text)

@@ -118,7 +118,7 @@ def test_what_was_exported_arrives_with_the_same_digests(built, tmp_path, form):
 
 def test_an_import_chooses_by_name_and_goes_to_a_layout(built, tmp_path):
     export(built, "one", "both", tmp_path / "x.tar")
-    name = "both:stand-in-n1"
+    name = "both:stand-in-both"
     ran = built.run(
         "import", tmp_path / "x.tar", "--image", name, "--to", f"oci:{tmp_path}/there:v1", "--json"
     )

@@ -294,3 +294,23 @@ def test_the_commands_depart_from_the_guide_s_only_where_the_documentation_says(
     assert differ == DEPARTURES[name]
     page = (Path(__file__).parents[2] / "docs/launch.md").read_text()
     assert [flag for flag in differ if flag not in page] == []
+
+
+def test_a_set_s_command_lists_the_models_and_its_labels_promise_no_profile():
+    made = make(two(), "list")
+    assert made.command == ["/models/scripts/list.sh"]
+    assert launch_json(made)["default"] == "list"
+    assert made.labels["io.duopack.default-profile"] == "list"
+    assert not {"io.duopack.port", "io.duopack.served-name", "io.duopack.tensor-parallel"} & set(made.labels)
+    (text,) = (data.decode() for path, _, data in made.files if path.endswith("/list.sh"))
+    assert "IMAGE n9.sh" in text
+    assert "starts by itself" not in text
+    assert "ns.sh" in text
+
+
+def test_two_models_of_one_image_cannot_be_served_under_one_name():
+    models = two()
+    clash = models["small"].profiles["ns"].model_copy(update={"served_name": "qwen3.5-9b"})
+    models["small"] = models["small"].model_copy(update={"profiles": {"ns": clash}})
+    with pytest.raises(DuopackError, match="9b and small, are served as 'qwen3.5-9b'"):
+        make(models)
