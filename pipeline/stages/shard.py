@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pipeline import __version__
 from pipeline.errors import DuopackError, UsageError
 from pipeline.files import (
+    CHUNK,
     FileRecord,
     check_relative_path,
     disk_errors,
@@ -109,7 +110,8 @@ def shard(
         part_size=part_size,
         source=tuple(sorted(files or ())),
     )
-    destination.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(destination.parent):
+        destination.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(destination.with_name(f".{destination.name}.lock"), progress.note):
         work = _Work(source, names, destination, checkpoint, bound, wanted, progress)
         record, new = work.run(known=files is not None)
@@ -153,11 +155,11 @@ class _Work:
         partial = self._beside("partial")
         try:
             with (
-                disk_errors(partial),
                 _Digests(self.source, () if known else self.names) as digests,
                 self.progress.bar(f"split for TP {ranks}", total) as bar,
             ):
-                partial.mkdir()
+                with disk_errors(partial):
+                    partial.mkdir()
                 on_bytes: OnBytes = bar.advance
                 shards = write_ranks(
                     self.bound,
@@ -312,11 +314,13 @@ def _differ_only_in_digests(there: ShardRecord, wanted: ShardRecord, names: Sequ
 def _copy(source: Path, name: str, directory: Path) -> FileRecord:
     """Copies a side file for all to read: quantizers write 0600, and a server may run as another user."""
     target = directory / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / name, target, follow_symlinks=False)
-    target.chmod(0o644)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+    with (source / name).open("rb") as old, disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as new:
+            shutil.copyfileobj(old, new, CHUNK)
+            new.flush()
+            os.fchmod(new.fileno(), 0o644)
+            os.fsync(new.fileno())
     return FileRecord(name, target.stat().st_size, sha256_file(target))
 
 

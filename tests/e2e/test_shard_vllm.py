@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
 from support.golden import unpack
+from support.tiny_checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
 from support.vllm_state import PART_SIZE
 
 from pipeline.reports.progress import open_progress

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import qwen3, qwen3_5, write_tensors
 from support.golden import unpack
+from support.tiny_checkpoints import qwen3, qwen3_5, write_tensors
 
 from pipeline.errors import DuopackError
 from pipeline.reports.progress import open_progress

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
+from support.tiny_checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
 
 import pipeline.weights.safetensors_writer
 import pipeline.weights.shards.writer

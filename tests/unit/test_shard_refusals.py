@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
+from support.tiny_checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
 
 from pipeline.errors import DuopackError, UsageError
 from pipeline.reports.progress import open_progress

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import qwen3, qwen3_5, write_tensors
+from support.tiny_checkpoints import qwen3, qwen3_5, write_tensors
 
 import pipeline.stages.shard as stage
 import pipeline.weights.shards.writer as writer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,9 +59,7 @@ def check_shards(
     likewise the record's, else 310p. With `hash_files` every file's sha256 is held against the record too. Raises
     DuopackError when there is no config.json or no plan for its architecture.
     """
-    files = sorted(
-        (path for path in directory.iterdir() if SHARD.fullmatch(path.name)), key=lambda path: path.name
-    )
+    files = _shards(directory)
     if not files:
         raise DuopackError(
             "there is no model-rank-*-part-*.safetensors",
@@ -81,6 +80,14 @@ def check_shards(
     findings += _quantized_without_description(directory, findings)
     findings += [_beyond(path, ranks) for path in files if _rank(path) >= ranks]
     return _ordered(findings)
+
+
+def _shards(directory: Place) -> list[Place]:
+    """The files of all ranks, sorted by name; none when there is no such directory."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = [path for path in directory.iterdir() if SHARD.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.name)
+    return []
 
 
 def report(findings: tuple[Finding, ...], *, most: int = 5) -> tuple[str, ...]:
