@@ -142,6 +142,12 @@ def make_parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--fix", action="store_true", help="with --script or --command: print the corrected commands"
     )
+    check.add_argument(
+        "--weights", metavar="DIR", type=Path, help="judge this directory of quantized weights instead"
+    )
+    check.add_argument(
+        "--repair", action="store_true", help="with --weights: repair what can be repaired without the source"
+    )
 
     budget = add(
         "budget", "say whether a model fits into the chips' memory, and what it leaves for the KV cache"
@@ -201,6 +207,32 @@ def make_parser() -> argparse.ArgumentParser:
         "--locked", action="store_true", help="refuse what models.lock does not hold already (for CI)"
     )
     build.add_argument("--dry-run", action="store_true", help="show what would be in the image, and stop")
+
+    quantize = add("quantize", "quantize a directory of float weights for 310P into another directory")
+    quantize.add_argument("src", metavar="SRC", type=Path, help="float weights, as from the hub; only read")
+    quantize.add_argument("dst", metavar="DST", type=Path, help="where the quantized weights go")
+    quantize.add_argument(
+        "--recipe",
+        metavar="NAME|FILE",
+        default="w8a8-dynamic",
+        help="w8a8-dynamic (default), w8a8-static, w8a8sc, or a YAML file for msmodelslim",
+    )
+    quantize.add_argument(
+        "--engine",
+        choices=("auto", "streaming", "msmodelslim", "w8a8sc"),
+        default="auto",
+        help="auto (default): streaming where it covers the recipe, else msmodelslim",
+    )
+    quantize.add_argument(
+        "--device",
+        choices=("auto", "cpu", "npu"),
+        default="auto",
+        help="for msmodelslim: npu is the base image with the chips; auto: npu where docker and chips are",
+    )
+    quantize.add_argument("--tp", metavar="N", type=int, default=2, help="for w8a8sc: the ranks (default: 2)")
+    quantize.add_argument(
+        "--allow-nonfinite", action="store_true", help="take weights with infinite values or NaN all the same"
+    )
 
     publish = add("publish", "copy a built image to a registry, byte for byte")
     publish.add_argument("image", metavar="KEY|IMAGE", help="a key (its image in oci:build/KEY), or an image")

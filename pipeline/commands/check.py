@@ -19,6 +19,12 @@ def run(options: argparse.Namespace) -> int:
         from pipeline.commands import check_line
 
         return check_line.run(options)
+    if options.weights:
+        from pipeline.commands import check_weights
+
+        return check_weights.run(options)
+    if options.repair:
+        raise UsageError("--repair goes with --weights", where="--repair", mend="leave it out")
     if options.fix:
         raise UsageError("--fix goes with --script or --command", where="--fix", mend="leave it out")
     return _profiles(options)

@@ -1,0 +1,264 @@
+"""From a directory of float weights to one that vllm-ascend loads on 310P, whichever engine does the work."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.errors import DuopackError, UsageError, quoted
+from pipeline.files import FileRecord, disk_errors, exclusive, require_space, write_atomically
+from pipeline.reports.progress import Progress
+from pipeline.stages.made_directory import (
+    Digests,
+    MadeDirectory,
+    check_copies,
+    check_file_name,
+    check_places,
+    copy_side_file,
+    list_files,
+    side_files,
+)
+from pipeline.stages.quantize.contract import Engine, Job, Made
+from pipeline.stages.quantize.journal import Journal
+from pipeline.stages.quantize.recipes import find_recipe
+from pipeline.stages.quantize.record import RECORD, QuantizationRecord, read_record
+from pipeline.stages.quantize.streaming import StreamingEngine
+from pipeline.weights.check import DESCRIPTION
+from pipeline.weights.quant.checks import check_quantized
+from pipeline.weights.shards.config import Config, read_config
+from pipeline.weights.shards.source import open_source
+
+SLACK = 64 << 20
+"""Bytes kept free beyond what is written, for file system overhead."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A directory of quantized weights: the record is in it, and names every other file of it."""
+
+    directory: Path
+    record: QuantizationRecord
+    new: bool
+    """False when a result from the same source and recipe was there already."""
+    size_before: int
+    """Bytes of the source's weight files."""
+    seconds: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of the result's weight files."""
+        return sum(one.size for one in self.record.files if one.path.endswith(".safetensors"))
+
+
+def quantize(
+    source: Path,
+    destination: Path,
+    progress: Progress,
+    *,
+    recipe: str,
+    engine: str = "auto",
+    engines: Mapping[str, Engine] | None = None,
+    files: Sequence[FileRecord] | None = None,
+    allow_nonfinite: bool = False,
+) -> Quantized:
+    """Quantizes the checkpoint in `source` into `destination` by a recipe.
+
+    `engine` names one of `engines` (absent: the streaming one alone), or `auto`: streaming where it covers the
+    recipe. `files` are the source's files that count, with known digests (a lock's); absent, every file counts and is
+    hashed meanwhile. The source is only read. Raises UsageError for a recipe, engine or destination that cannot be,
+    and DuopackError for what is wrong with the source, the disk, the engine or the result.
+    """
+    started = time.monotonic()
+    check_places(source, destination)
+    names = tuple(check_file_name(one.path) for one in files) if files is not None else list_files(source)
+    config = read_config(source)
+    _refuse_quantized(source, names, config)
+    checkpoint = open_source(source, [name for name in names if "/" not in name])
+    chosen = find_recipe(recipe, config.architecture, where=str(source))
+    job = Job(source, names, config, checkpoint, chosen, allow_nonfinite, progress)
+    worker = _engine(engine, engines or {}, job)
+    needed = worker.check(job)
+    wanted = QuantizationRecord(
+        duopack=__version__,
+        engine=worker.name,
+        engine_version=worker.version,
+        recipe=chosen.name,
+        recipe_sha256=hashlib.sha256(chosen.text.encode()).hexdigest(),
+        allow_nonfinite=allow_nonfinite,
+        source=tuple(sorted(files or ())),
+    )
+    made = MadeDirectory(destination)
+    with disk_errors(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(made.lock, progress.note):
+        work = _Work(job, worker, needed, made, wanted)
+        record, new = work.run(known=files is not None)
+    size_before = sum((source / name).stat().st_size for name in checkpoint.files)
+    return Quantized(destination, record, new, size_before, round(time.monotonic() - started, 3))
+
+
+def _engine(name: str, engines: Mapping[str, Engine], job: Job) -> Engine:
+    streaming = StreamingEngine()
+    if name == "streaming":
+        return streaming
+    if name == "auto":
+        uncovered = streaming.covers(job)
+        if uncovered is None:
+            return streaming
+        job.progress.note(f"not by the streaming engine: {uncovered.what}")
+        name = "msmodelslim"
+        if name not in engines:
+            raise uncovered
+    if name not in engines:
+        raise UsageError(
+            f"there is no engine '{quoted(name)}'",
+            where="--engine",
+            mend=f"choose one of auto, streaming{''.join(f', {each}' for each in engines)}",
+        )
+    return engines[name]
+
+
+def _refuse_quantized(source: Path, names: Sequence[str], config: Config) -> None:
+    text = config.values.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    if DESCRIPTION in names or config.values.get("quantization_config") or inner:
+        raise DuopackError(
+            "these weights are quantized already",
+            where=str(source),
+            mend="take the model's float weights; 'duopack check --weights DIR' tells whether these load on 310P",
+        )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One run, alone at its destination."""
+
+    job: Job
+    engine: Engine
+    needed: int
+    made: MadeDirectory
+    wanted: QuantizationRecord
+
+    def run(self, *, known: bool) -> tuple[QuantizationRecord, bool]:
+        """The record, and whether it is new; `known` tells that the source's digests are in `wanted` already."""
+        self.made.remove("old")
+        there, wanted = self._there(), self.wanted
+        if there and not known and self._differ_only_in_digests(there):
+            # Worth hashing first: most likely nothing is left to do.
+            self.job.progress.note(
+                f"hashing {self.job.source.name}, to see whether the result is made from it"
+            )
+            with Digests(self.job.source, self.job.names) as digests:
+                wanted, known = replace(wanted, source=digests.result()), True
+        if there and known and there.same_inputs(wanted) and self._whole(there):
+            self.made.remove("partial")
+            self.job.progress.note(f"there already: {self.made.place}")
+            return there, False
+        return self._make(wanted, known), True
+
+    def _make(self, wanted: QuantizationRecord, known: bool) -> QuantizationRecord:
+        job, partial = self.job, self.made.partial
+        try:
+            with disk_errors(partial), Digests(job.source, () if known else job.names) as digests:
+                journal = Journal(partial, self._inputs(wanted))
+                self._require_space(journal)
+                result = self.engine.run(job, partial, journal)
+                copied = [
+                    copy_side_file(job.source, name, partial)
+                    for name in side_files(job.names)
+                    if name != RECORD
+                ]
+                source = wanted.source if known else digests.result()
+                check_copies(job.source, copied, source)
+                _check_result(partial)
+                record = _recorded(wanted, source, result, copied)
+                write_atomically(partial / RECORD, record.encode())
+                journal.remove()
+            self.made.put_in_place()
+        except BaseException as error:
+            if not (self.engine.resumes and _may_go_on(error)):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return record
+
+    def _require_space(self, journal: Journal) -> None:
+        """Counts what lies in the partial directory already as room."""
+        side = sum((self.job.source / name).stat().st_size for name in side_files(self.job.names))
+        there = (
+            sum(path.stat().st_size for path in self.made.partial.rglob("*") if path.is_file())
+            if journal
+            else 0
+        )
+        purpose = f"quantizing {self.job.source.name}"
+        require_space(self.made.place.parent, self.needed + side + SLACK - there, purpose=purpose)
+
+    def _inputs(self, wanted: QuantizationRecord) -> str:
+        """Tells runs with different inputs apart, without reading the source."""
+        identities = [
+            (name, status.st_size, status.st_mtime_ns, status.st_ino)
+            for name in self.job.names
+            for status in [(self.job.source / name).stat()]
+        ]
+        text = wanted.encode() + json.dumps([str(self.job.source.resolve()), identities]).encode()
+        return hashlib.sha256(text).hexdigest()
+
+    def _there(self) -> QuantizationRecord | None:
+        """The record of an older result; a directory with anything else in it is not ours to replace."""
+        place = self.made.place
+        if not place.exists():
+            return None
+        with suppress(DuopackError):
+            if record := read_record(place):
+                return record
+        if any(path.name != RECORD for path in place.iterdir()):
+            raise UsageError(
+                f"it holds files that are no finished result of 'duopack quantize' (it has no {RECORD})",
+                where=str(place),
+                mend="name a new directory, or empty this one yourself",
+            )
+        return None
+
+    def _whole(self, record: QuantizationRecord) -> bool:
+        """Whether every file is there in full size."""
+        paths = [(self.made.place / one.path, one.size) for one in record.files]
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+    def _differ_only_in_digests(self, there: QuantizationRecord) -> bool:
+        same = replace(there, source=()).same_inputs(replace(self.wanted, source=()))
+        return same and sorted(self.job.names) == [one.path for one in there.source]
+
+
+def _recorded(
+    wanted: QuantizationRecord, source: tuple[FileRecord, ...], result: Made, copied: Sequence[FileRecord]
+) -> QuantizationRecord:
+    files = tuple(
+        sorted([*result.files, *(one for one in copied if one.path not in {f.path for f in result.files})])
+    )
+    return replace(wanted, source=source, groups=result.groups, notes=result.notes, files=files)
+
+
+def _check_result(directory: Path) -> None:
+    """The checks that downloaded weights pass too. What fails them is our fault or the engine's, never shipped."""
+    errors = [one for one in check_quantized(directory) if one.severity == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise DuopackError(
+            f"the result would not load on 310P: {errors[0].sentence}; vllm-ascend {errors[0].effect}{more} "
+            f"[{errors[0].id}]",
+            mend="correct the recipe, or choose another",
+        )
+
+
+def _may_go_on(error: BaseException) -> bool:
+    """Whether the same command may succeed where this one ended: after Ctrl-C, or with more room on the disk."""
+    cause = error.__cause__
+    full = isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
+    return isinstance(error, KeyboardInterrupt) or full
