@@ -19,6 +19,9 @@ OWNER = "io.duopack.started-by"
 """The label that says who started a container: whoever is that may remove it."""
 _PULL_SECONDS = 6 * 3600
 _TELL_SECONDS = 30.0
+_PUBLISH = (
+    "publish it first ('duopack publish KEY'), or load it: duopack build KEY --to docker-daemon:NAME:TAG"
+)
 
 OnNote = Callable[[str], None]
 
@@ -69,7 +72,7 @@ def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
     import docker
     from docker.utils import parse_repository_tag
 
-    with _told(image):
+    with _told(image, _PUBLISH):
         try:
             client.images.get(image)
             return
@@ -82,7 +85,7 @@ def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
                 raise DuopackError(
                     f"the engine cannot pull it: {quoted(str(line['error']), 400)}",
                     where=image,
-                    mend="publish it first ('duopack publish KEY'), or load it: duopack build KEY --to docker-daemon:…",
+                    mend=_PUBLISH,
                 )
             if time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
