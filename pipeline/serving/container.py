@@ -63,7 +63,7 @@ def engine() -> Iterator[DockerClient]:
 
 def runtimes(client: DockerClient) -> tuple[str, ...]:
     """Names of the runtimes that the engine knows, e.g. runc and ascend."""
-    with _told("asking the engine for its runtimes"):
+    with engine_errors("asking the engine for its runtimes"):
         return tuple(client.info().get("Runtimes") or ())
 
 
@@ -72,7 +72,7 @@ def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
     import docker
     from docker.utils import parse_repository_tag
 
-    with _told(image, _PUBLISH):
+    with engine_errors(image, _PUBLISH):
         try:
             client.images.get(image)
             return
@@ -102,7 +102,7 @@ def running(client: DockerClient, server: Server, note: OnNote) -> Iterator[tupl
     import docker
 
     _remove_leftover(client, server, note)
-    with _told(server.image, "check that the image is for this host's architecture"):
+    with engine_errors(server.image, "check that the image is for this host's architecture"):
         container = client.containers.create(
             server.image,
             name=server.name,
@@ -111,21 +111,21 @@ def running(client: DockerClient, server: Server, note: OnNote) -> Iterator[tupl
             **server.options,
         )
     try:
-        with _told(
+        with engine_errors(
             server.image, "check that the chips' devices exist on this host ('npu-smi info' lists them)"
         ):
             container.start()
             container.reload()
         yield container, _url(container, server.port)
     finally:
-        with _told(server.name), suppress(docker.errors.NotFound):
+        with engine_errors(server.name), suppress(docker.errors.NotFound):
             container.remove(force=True, v=True)
 
 
 def _remove_leftover(client: DockerClient, server: Server, note: OnNote) -> None:
     import docker
 
-    with _told(server.name):
+    with engine_errors(server.name):
         try:
             found = client.containers.get(server.name)
         except docker.errors.NotFound:
@@ -162,7 +162,7 @@ def wait_until(ready: Callable[[], bool], container: Container, *, limit: float,
     started = told = time.monotonic()
     while not ready():
         now = time.monotonic()
-        with _told(str(container.name)):
+        with engine_errors(str(container.name)):
             container.reload()
         if container.status in {"exited", "dead"}:
             raise _ended(container)
@@ -190,13 +190,13 @@ def _gave_up(what: str, container: Container) -> DuopackError:
 
 
 def _log(container: Container, lines: int, width: int) -> str:
-    with _told(str(container.name)):
+    with engine_errors(str(container.name)):
         text = container.logs(tail=lines).decode("utf-8", "replace")
     return "\n".join(quoted(line, width) for line in text.splitlines())
 
 
 @contextmanager
-def _told(
+def engine_errors(
     where: str, mend: str = "look at the engine's log, then run the same command again"
 ) -> Iterator[None]:
     """Turns what the docker package raises into an error for people."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ascend.container import MANAGERS, RUNTIME, SHM_SIZE
+from pipeline.ascend.container import HOST_IDS, MANAGERS, RUNTIME, SHM_SIZE
 from pipeline.ascend.docker_line import DockerLine
 from pipeline.ascend.rules.rule import Rule, Severity, when
 from pipeline.ascend.serve_line import ServeLine
 
-LOGICAL, HOST_IDS = "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"
+LOGICAL = "ASCEND_RT_VISIBLE_DEVICES"
 UPSTREAM: Final = re.compile(r"(^|/)ascend/vllm-ascend(:|@|$)")
 _SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh"}
 _SOURCE = "ascend-docker-runtime's and CANN's pages on containers"
