@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.tiny_checkpoints import Checkpoint, qwen3, qwen3_5, qwen3_moe
 
+import pipeline.weights.shards.writer as writer
 from pipeline.errors import DuopackError, UsageError
 from pipeline.reports.progress import open_progress
 from pipeline.stages.shard import shard
@@ -287,11 +288,21 @@ def test_a_link_in_the_source(tmp_path):
     assert "is a symbolic link" in refused_directory(source, tmp_path)
 
 
-def test_scales_of_fused_linears_that_differ(tmp_path):
+@pytest.mark.parametrize("name", ["self_attn.k_proj.input_scale", "mlp.up_proj.input_offset"])
+def test_scales_of_fused_linears_that_differ_before_anything_is_written(tmp_path, monkeypatch, name):
     checkpoint = static(qwen3(num_hidden_layers=1))
-    checkpoint.tensors["model.layers.0.self_attn.k_proj.input_scale"] = ("F32", np.array([0.5], "<f4"))
+    checkpoint.tensors[f"model.layers.0.{name}"] = ("F32", np.array([0.5], "<f4"))
+    monkeypatch.setattr(writer, "SafetensorsWriter", lambda *_: pytest.fail("began to write"))
     text = refused(checkpoint, tmp_path)
-    assert "q_proj.input_scale and model.layers.0.self_attn.k_proj.input_scale differ" in text
+    assert f"model.layers.0.{name}" in text
+    assert "differ" in text
+
+
+def test_an_offset_that_int8_cannot_hold(tmp_path):
+    checkpoint = static(qwen3(num_hidden_layers=1))
+    checkpoint.tensors["model.layers.0.mlp.down_proj.input_offset"] = ("F32", np.array([200.0], "<f4"))
+    text = refused(checkpoint, tmp_path)
+    assert "down_proj.input_offset do not fit: the largest, 200, is no whole number" in text
 
 
 def static(checkpoint: Checkpoint) -> Checkpoint:

@@ -6,8 +6,9 @@ Arrays hold raw little-endian values; bf16, which numpy does not know, is its 16
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ SIGN_OFF: Final = 0x7FFF
 
 @dataclass(frozen=True)
 class Loss:
-    """Values of a block that the target's dtype cannot hold: how many, and the largest by magnitude."""
+    """Values of a block that the target's dtype cannot hold: how many, the worst by magnitude, and why."""
 
     count: int
     largest: float
     why: str
+    mend: str
 
     def __add__(self, other: Loss) -> Loss:
-        return Loss(self.count + other.count, max(self.largest, other.largest, key=_magnitude), self.why)
+        worse = max(self, other, key=lambda loss: _magnitude(loss.largest))
+        return replace(worse, count=self.count + other.count)
 
 
 Convert = Callable[["Array", "Array"], Loss | None]
@@ -95,7 +98,11 @@ def _float_to_i8(block: Array, out: Array) -> Loss | None:
     good = (values == np.rint(values)) & (np.abs(values) <= 128) & (values < 128)
     if not good.all():
         wrong = values[~good]
-        return Loss(wrong.size, float(wrong[0]), "is no whole number from -128 to 127")
+        why, mend = (
+            "is no whole number from -128 to 127",
+            "quantize the model again: this is no offset for int8",
+        )
+        return Loss(wrong.size, float(wrong[0]), why, mend)
     out[:] = values.astype("|i1")
     return None
 
@@ -137,10 +144,15 @@ def _overflow(values: Array) -> Loss:
     import numpy as np
 
     finite = values[np.isfinite(values)]
-    largest = finite[np.abs(finite).argmax()] if finite.size else values[0]
-    why = f"is beyond fp16's {F16_MAX:.0f}" if finite.size else "is no finite number"
-    return Loss(values.size, float(largest), why)
+    if not finite.size:
+        return Loss(
+            values.size, float(values[0]), "is no finite number", "download it again: a whole model has none"
+        )
+    why = f"is beyond fp16's {F16_MAX:.0f}"
+    mend = "the 310P has no bf16 to hold it; take a checkpoint of this model that runs in fp16"
+    return Loss(values.size, float(finite[np.abs(finite).argmax()]), why, mend)
 
 
 def _magnitude(value: float) -> float:
-    return -1.0 if value != value else abs(value)
+    """For choosing the worst: a finite value says more than an infinite one."""
+    return abs(value) if isfinite(value) else -1.0

@@ -61,11 +61,13 @@ def write_ranks(
 ) -> tuple[FileRecord, ...]:
     """Writes `model-rank-*-part-*.safetensors` into `directory`; `on_bytes` is told of bytes read.
 
-    Raises DuopackError when the disk is full, when the source changes meanwhile, and when a value does not fit
-    into its new dtype, with the tensor, the number of such values and the largest.
+    Raises DuopackError before it writes when linears that vLLM fuses have input scales that differ; and when the
+    disk is full, when the source changes meanwhile, or when a value does not fit into its new dtype, with the
+    tensor, the number of such values and the largest.
     """
     records: list[FileRecord] = []
     with reading(source) as reader:
+        _refuse_unlike(bound, source, reader)
         for number, part in enumerate(split_parts(bound, part_size)):
             layout = lay_out(_declared(one) for one in part)
             by_name = {one.target.name: one for one in part}
@@ -79,6 +81,26 @@ def write_ranks(
                     share_out.target(by_name[tensor.name])
             records += [writer.record for writer in writers]
     return tuple(sorted(records))
+
+
+def _refuse_unlike(bound: Sequence[Bound], source: Source, reader: Reader) -> None:
+    """Linears that vLLM fuses share one input scale and offset; of different ones it would keep the last in silence."""
+    for one in bound:
+        if not one.target.alike:
+            continue
+        values = {}
+        for piece in one.pieces:
+            file, tensor = source.tensors[piece.source]
+            room = bytearray(tensor.size)
+            reader.fill(memoryview(room), file, tensor.begin)
+            values[bytes(room)] = piece.source
+        if len(values) > 1:
+            first, other, *_ = values.values()
+            raise DuopackError(
+                f"{quoted(first)} and {quoted(other)} differ, but vLLM fuses their linears and would keep only one",
+                where=str(source.directory),
+                mend="quantize the model again so that fused linears share their input's scale and offset",
+            )
 
 
 def _declared(one: Bound) -> Declared:
@@ -117,7 +139,7 @@ class _SharingOut:
             return _write(self._writers, value)
         streams = [self._stream(piece, one) for piece in one.pieces]
         if one.target.alike:
-            return self._alike(streams)
+            return _write(self._writers, self._read(streams[0], 0, 1))
         for piece, stream in zip(one.pieces, streams, strict=True):
             self._piece(piece, stream)
         return None
@@ -128,14 +150,6 @@ class _SharingOut:
         width = DTYPE_BITS[tensor.dtype] // 8
         convert = conversion(tensor.dtype, dtype)
         return _Stream(piece.source, file, tensor, width, convert, np.dtype(NUMPY[dtype]))
-
-    def _alike(self, streams: Sequence[_Stream]) -> None:
-        """One value for several fused linears: vLLM would keep the last in silence."""
-        values = [self._read(stream, 0, 1).tobytes() for stream in streams]
-        for stream, value in zip(streams, values, strict=True):
-            if value != values[0]:
-                self._refuse_unlike(streams[0].name, stream.name)
-        _write(self._writers, np.frombuffer(values[0], np.uint8))
 
     def _piece(self, piece: Piece, stream: _Stream) -> None:
         cut, shape = piece.cut, stream.tensor.shape
@@ -238,14 +252,7 @@ class _SharingOut:
             f"{lost.count} of {elements} values of {quoted(stream.name)} do not fit: "
             f"the largest, {lost.largest:g}, {lost.why}",
             where=str(self._source.directory / stream.file),
-            mend="the 310P has no bf16 to hold it; take another checkpoint of this model, one that runs in fp16",
-        )
-
-    def _refuse_unlike(self, one: str, other: str) -> NoReturn:
-        raise DuopackError(
-            f"{quoted(one)} and {quoted(other)} differ, but vLLM fuses their linears and would keep only one value",
-            where=str(self._source.directory),
-            mend="quantize the model again so that fused linears share their input's scale and offset",
+            mend=lost.mend,
         )
 
 
