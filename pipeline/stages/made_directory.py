@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UsageError
-from pipeline.files import FileRecord, check_relative_path, disk_errors, sha256_file, sync_directory
+from pipeline.files import CHUNK, FileRecord, check_relative_path, disk_errors, sha256_file, sync_directory
 from pipeline.hubs.directory import Directory
 from pipeline.weights.check import INDEX_SUFFIX
 from pipeline.weights.shards.source import changed
@@ -130,11 +130,13 @@ def side_files(names: Sequence[str]) -> tuple[str, ...]:
 def copy_side_file(source: Path, name: str, directory: Path) -> FileRecord:
     """Copies a side file for all to read: quantizers write 0600, and a server may run as another user."""
     target = directory / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / name, target, follow_symlinks=False)
-    target.chmod(0o644)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+    with (source / name).open("rb") as old, disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as new:
+            shutil.copyfileobj(old, new, CHUNK)
+            new.flush()
+            os.fchmod(new.fileno(), 0o644)
+            os.fsync(new.fileno())
     return FileRecord(name, target.stat().st_size, sha256_file(target))
 
 

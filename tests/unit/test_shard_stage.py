@@ -122,7 +122,7 @@ def test_known_digests_are_believed_and_not_computed_again(source, tmp_path, mon
         FileRecord(name, (source / name).stat().st_size, digest) for name, digest in content(source).items()
     ]
     computed = split(source, tmp_path / "a")
-    monkeypatch.setattr(stage._Digests, "_one", lambda *_: pytest.fail("hashed"))
+    monkeypatch.setattr(stage.Digests, "_one", lambda *_: pytest.fail("hashed"))
     assert split(source, tmp_path / "b", files=files).record == computed.record
     assert not split(source, tmp_path / "b", files=files).new
 
@@ -256,6 +256,7 @@ def test_too_little_space_is_found_before_anything_is_written(source, tmp_path, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+import pipeline.stages.made_directory as made_directory
 import pipeline.stages.shard as stage
 import pipeline.weights.shards.writer as writer
 from pipeline.reports.progress import open_progress
@@ -278,11 +279,11 @@ def after(function, number):
 moments = {
     0: lambda: setattr(writer._SharingOut, "target", after(writer._SharingOut.target, 3)),
     1: lambda: setattr(writer, "lay_out", after(writer.lay_out, 1)),
-    2: lambda: setattr(stage, "_copy", after(stage._copy, 1)),
+    2: lambda: setattr(stage, "copy_side_file", after(stage.copy_side_file, 1)),
     3: lambda: setattr(stage, "write_atomically", die),
     4: lambda: setattr(Path, "rename", after(Path.rename, 0)),
     5: lambda: setattr(Path, "rename", after(Path.rename, 1)),
-    6: lambda: setattr(stage, "sync_directory", die),
+    6: lambda: setattr(made_directory, "sync_directory", die),
 }
 moments[moment]()
 stage.shard(source, destination, open_progress(quiet=True), ranks=4, part_size=20_000)
@@ -312,7 +313,7 @@ def test_an_interrupt_leaves_nothing(source, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "_copy", interrupt)
+    monkeypatch.setattr(stage, "copy_side_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         split(source, tmp_path / "out" / "tp")
     assert visible(tmp_path / "out") == []
