@@ -171,6 +171,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     budget.add_argument("--svg", type=Path, metavar="FILE", help="draw it too")
 
+    doctor = add("doctor", "look whether this host can run an image: chips, driver, docker, disk, network")
+    doctor.add_argument("key", nargs="?", metavar="KEY", help="the model that it shall run (default: any)")
+    doctor.add_argument("--base", metavar="NAME", help="a base of the catalog (default: its default_base)")
+    doctor.add_argument(
+        "--from", dest="captures", type=Path, metavar="DIR", help="judge another host by its captures"
+    )
+    doctor.add_argument("--collect", type=Path, metavar="DIR", help="write the captures too, secrets removed")
+    doctor.add_argument("--offline", action="store_true", help="reach for no registry and no hub")
+
     add("rules", "print what is known of versions and the chip: every rule with its source")
 
     scripts = add(
@@ -182,7 +191,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     build = add("build", "build images: download, check, layer, and send in one pass")
     build.add_argument(
-        "keys", nargs="+", metavar="KEY", help="a model, a profile (nn27) or a set of the catalog"
+        "keys", nargs="*", metavar="KEY", help="a model, a profile (nn27) or a set of the catalog"
+    )
+    build.add_argument("--all", action="store_true", help="every model of the catalog in one image")
+    build.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="the start script that is the image's command (default: the first; a set lists its models)",
     )
     build.add_argument(
         "--to",
@@ -199,9 +214,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     build.add_argument(
         "--platform",
-        metavar="OS/ARCH",
-        choices=PLATFORMS,
-        help="default: the catalog's, linux/arm64",
+        metavar="OS/ARCH[,…]",
+        help="linux/arm64, linux/amd64, both with a comma, or all (default: the catalog's)",
     )
     build.add_argument(
         "--locked", action="store_true", help="refuse what models.lock does not hold already (for CI)"

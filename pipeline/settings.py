@@ -19,7 +19,8 @@ class Settings:
     """Where things are and how hard to work.
 
     `catalog` is models.yaml, with models.lock beside it. `work` holds what is downloaded and what may be
-    thrown away. `parallel` is the number of files or layers moved at once.
+    thrown away. `parallel` is the number of files or layers moved at once. `devices` is where chips are looked
+    for: DUOPACK_DEVICE_DIR, as for the start scripts.
     """
 
     catalog: Path
@@ -27,6 +28,7 @@ class Settings:
     registry: str | None
     tag: str | None
     parallel: int
+    devices: Path = Path("/dev")
 
     @property
     def lock(self) -> Path:
@@ -69,4 +71,5 @@ def read_settings(
         registry=environ.get("DUOPACK_REGISTRY") or None,
         tag=environ.get("DUOPACK_TAG") or None,
         parallel=int(parallel),
+        devices=Path(environ.get("DUOPACK_DEVICE_DIR") or "/dev"),
     )
