@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.schema import Catalog, Source
-from pipeline.catalog.target import Target, targets
+from pipeline.catalog.target import ALL, Target, platforms_of, targets
 from pipeline.commands.common import destination_of, settings_of, showing
 from pipeline.errors import UsageError
 from pipeline.files import human_size
@@ -21,13 +22,25 @@ from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
 from pipeline.stages.build import Built, Planned, build, plan
 from pipeline.stages.locking import ensure_locked, parse_source
+from pipeline.stages.platforms import build_platforms
 
 
 def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     catalog = load_catalog(settings.catalog)
     base_name, base_image = _base(options.base, catalog)
-    chosen = targets(catalog, tuple(options.keys), base=base_name, platform=options.platform)
+    if bool(options.keys) == options.all:
+        raise UsageError(
+            "the following arguments are required: KEY, or --all and no KEY",
+            mend="'duopack list' shows the keys; see 'duopack build --help'",
+        )
+    keys = (ALL,) if options.all else tuple(options.keys)
+    # For each key a target a platform, which differ in nothing else.
+    by_platform = [
+        targets(catalog, keys, base=base_name, platform=platform, profile=options.profile)
+        for platform in platforms_of(catalog, options.platform, base_name)
+    ]
+    chosen = by_platform[0]
     if options.to and len(chosen) > 1:
         raise UsageError("--to is for one image", where="--to", mend="build the keys one by one")
     source = parse_source(options.source) if options.source else None
@@ -41,13 +54,12 @@ def run(options: argparse.Namespace) -> int:
         )
     results: list[Built | Planned] = []
     with showing(options) as progress:
-        for target in chosen:
-            destination = parse_reference(options.to or destination_of(catalog, target, settings))
-            results.append(
-                _one(options, catalog, target, settings, destination, source, base_image, progress)
-            )
+        for alike in zip(*by_platform, strict=True):
+            destination = _destination(options.to, catalog, alike, settings)
+            made = _one(options, catalog, alike, settings, destination, source, base_image, progress)
+            results += made
             if not options.json:
-                print_text(_summary(results[-1]))
+                print_text("\n".join(map(_summary, made)))
     if options.json:
         print_json([asdict(result) for result in results])
     return 0
@@ -56,20 +68,34 @@ def run(options: argparse.Namespace) -> int:
 def _one(
     options: argparse.Namespace,
     catalog: Catalog,
-    target: Target,
+    alike: Sequence[Target],
     settings: Settings,
     destination: Reference,
     source: Source | None,
     base_image: Reference | None,
     progress: Progress,
-) -> Built | Planned:
-    lock = ensure_locked(
-        target, settings, progress, locked=options.locked, source=source, needs_base=base_image is None
-    )
+) -> Sequence[Built | Planned]:
+    for target in alike:
+        lock = ensure_locked(
+            target, settings, progress, locked=options.locked, source=source, needs_base=base_image is None
+        )
     if options.dry_run:
-        return plan(target, catalog, lock, settings, destination, base_image)
+        return [plan(one, catalog, lock, settings, destination, base_image) for one in alike]
+    target = alike[0]
     hubs = {key: _hub(target, key, lock.models[key], source, settings) for key, _ in target.models}
-    return build(target, catalog, lock, settings, destination, hubs, progress, base_image)
+    if len(alike) > 1:
+        return [build_platforms(alike, catalog, lock, settings, destination, hubs, progress, base_image)]
+    return [build(target, catalog, lock, settings, destination, hubs, progress, base_image)]
+
+
+def _destination(to: str | None, catalog: Catalog, alike: Sequence[Target], settings: Settings) -> Reference:
+    """Where the image goes: of several platforms under the name without one."""
+    if to:
+        return parse_reference(to)
+    target = alike[0]
+    if len(alike) > 1:
+        target = replace(target, platform=catalog.default_platform)
+    return parse_reference(destination_of(catalog, target, settings))
 
 
 def _hub(target: Target, key: str, locked: LockedModel, source: Source | None, settings: Settings) -> Hub:
@@ -95,6 +121,8 @@ def _summary(result: Built | Planned) -> str:
         what = f"{len(result.layers)} layers, {human_size(result.size)}"
         head = f"{result.key}: {what}, would go to {result.destination}"
         return "\n".join([head, *rows])
+    several = result.images if len(result.images) > 1 else ()
+    rows = [f"\n    {one.platform:<12}  {one.name}  {one.digest}" for one in several]
     return (
         f"{result.key}: {result.destination}\n"
         f"  digest    {result.digest}\n"
@@ -102,5 +130,5 @@ def _summary(result: Built | Planned) -> str:
         f"  layers    {result.layers}, {human_size(result.size)}\n"
         f"  sent      {result.layers_sent} layers, {human_size(result.sent)}\n"
         f"  command   {result.command}\n"
-        f"  took      {result.seconds:.1f} s"
+        f"  took      {result.seconds:.1f} s" + "".join(rows)
     )

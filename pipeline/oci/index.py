@@ -6,10 +6,10 @@ A registry and a layout hold the index under one name and the images below it by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pipeline.oci.archive import ArchiveSink, manifest_descriptor
 from pipeline.oci.digest import Digest
@@ -17,6 +17,9 @@ from pipeline.oci.documents import canonical
 from pipeline.oci.model import OCI_INDEX, Blob, Descriptor, OnBytes, Sink
 from pipeline.oci.places import open_sink
 from pipeline.oci.reference import DEFAULT_TAG, Reference
+
+if TYPE_CHECKING:
+    from pipeline.oci.registry.sink import Holders
 
 
 class Family(Protocol):
@@ -30,6 +33,10 @@ class Family(Protocol):
         """Makes them visible together; the index's descriptor, where the place can hold one."""
         ...
 
+    def abort(self) -> None:
+        """Gives up what is half-written."""
+        ...
+
     def name_of(self, platform: str) -> str:
         """What a person pulls or runs to get the image for a platform."""
         ...
@@ -39,12 +46,12 @@ def open_family(
     reference: Reference,
     *,
     mount_from: tuple[str, ...] = (),
-    holders: Mapping[Digest, tuple[str, ...]] | None = None,
+    holders: Holders | None = None,
     journal: Path | None = None,
 ) -> Family:
     """The place under a reference, for several platforms; the other arguments are those of `open_sink`."""
     if reference.transport in {"docker", "oci"}:
-        return IndexFamily(reference, mount_from, holders or {}, journal)
+        return IndexFamily(reference, mount_from, holders, journal)
     if reference.transport == "docker-archive":
         return ArchiveFamily(reference, ArchiveSink(reference.path, ""))
     return EngineFamily(reference)
@@ -76,7 +83,7 @@ class IndexFamily:
 
     reference: Reference
     mount_from: tuple[str, ...]
-    holders: Mapping[Digest, tuple[str, ...]]
+    holders: Holders | None
     journal: Path | None
 
     def member(self, platform: str) -> Sink:  # noqa: ARG002
@@ -92,6 +99,9 @@ class IndexFamily:
         sink = open_sink(self.reference)
         assert isinstance(sink, IndexSink)
         return sink.put_index(make_index(members))
+
+    def abort(self) -> None:
+        """Images without a name stay, as blobs do: the next run needs them."""
 
     def name_of(self, platform: str) -> str:  # noqa: ARG002
         return str(self.reference)
@@ -117,6 +127,9 @@ class ArchiveFamily:
     def finish(self, members: Sequence[Descriptor]) -> None:  # noqa: ARG002
         self.archive.finish()
 
+    def abort(self) -> None:
+        self.archive.abort()
+
     def name_of(self, platform: str) -> str:
         return of_platform(self.reference, platform).name_tag
 
@@ -132,6 +145,9 @@ class EngineFamily:
 
     def finish(self, members: Sequence[Descriptor]) -> None:
         """Each image is there since it was written."""
+
+    def abort(self) -> None:
+        """Images that are loaded stay under their own names."""
 
     def name_of(self, platform: str) -> str:
         return of_platform(self.reference, platform).name_tag

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.oci.digest import Digest
 from pipeline.oci.model import Sink, Source
 from pipeline.oci.reference import DEFAULT_TAG, Reference
 
 if TYPE_CHECKING:
     from pipeline.oci.registry.client import Client
+    from pipeline.oci.registry.sink import Holders
 
 
 def open_source(ref: Reference, *, plain_http: bool = False, scratch: Path | None = None) -> Source:
@@ -38,7 +37,7 @@ def open_sink(
     *,
     plain_http: bool = False,
     mount_from: tuple[str, ...] = (),
-    holders: Mapping[Digest, tuple[str, ...]] | None = None,
+    holders: Holders | None = None,
     journal: Path | None = None,
     by_digest: bool = False,
     name: str = "",
@@ -52,9 +51,7 @@ def open_sink(
     if ref.transport == "docker":
         from pipeline.oci.registry.sink import RegistrySink
 
-        sisters = tuple(
-            dict.fromkeys([*mount_from, *(one for some in (holders or {}).values() for one in some)])
-        )
+        sisters = tuple(dict.fromkeys([*mount_from, *(holders.repositories if holders else ())]))
         client = _client(ref, plain_http=plain_http, push=True, mount_from=sisters)
         return RegistrySink(
             client, ref, mount_from=mount_from, holders=holders, journal=journal, by_digest=by_digest

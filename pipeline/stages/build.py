@@ -6,8 +6,8 @@ Everything that can refuse does so before the first weight is fetched: rules, ba
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from pipeline.files import exclusive, require_space, same_disk
 from pipeline.lock.values import Lock
 from pipeline.oci.hashing import FileContent
 from pipeline.oci.image import Image, Layer
+from pipeline.oci.model import Descriptor, Sink
 from pipeline.oci.places import open_sink
 from pipeline.oci.reference import Reference
 from pipeline.oci.tar import TarEntry, TarLayer, pack
@@ -35,14 +36,28 @@ from pipeline.stages.download import download
 from pipeline.stages.image import LayerMemo, downloaded_entries, locked_entries, plan_image
 from pipeline.stages.launch import LaunchFiles, launch_files
 from pipeline.stages.sending import Sending
+from pipeline.stages.sisters import Sisters, catalog_sisters, hash_promising
 
 if TYPE_CHECKING:
     from pipeline.hubs.hub import Hub
 
 
 @dataclass(frozen=True)
+class BuiltImage:
+    """The image for one platform; `name` is what it is pulled or loaded by."""
+
+    platform: str
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Built:
-    """What a build made. Sizes are in bytes; `sent` counts what went over the wire or onto the disk."""
+    """What a build made. Sizes are in bytes; `sent` counts what went over the wire or onto the disk.
+
+    Of several platforms the digest is the index's, where the destination holds one, and `size` and `layers` are the
+    first one's.
+    """
 
     key: str
     destination: str
@@ -56,6 +71,7 @@ class Built:
     seconds: float
     models: tuple[str, ...]
     command: str
+    images: tuple[BuiltImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,12 +97,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What a build and a plan have in common."""
+class Parts:
+    """What every way to build has in common: all that can be refused has been looked at."""
 
     target: Target
     lock: Lock
     settings: Settings
+    destination: Reference
     base: OpenBase
     launch: LaunchFiles
 
@@ -98,19 +115,20 @@ class _Parts:
         return locked_entries(model, self.lock.models[key], self.settings.model_directory(key))
 
 
-def _prepare(
+def prepare(
     target: Target,
     catalog: Catalog,
     lock: Lock,
     settings: Settings,
     destination: Reference,
     override: Reference | None,
-) -> _Parts:
+) -> Parts:
+    """Opens the base and makes the launch files. Raises DuopackError for what a rule or the base forbids."""
     refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, override))
     base = open_base(target, lock, settings, override)
     built_on = target.base if override is None else described_base(target.base, override)
     launch = launch_files(dict(target.models), built_on, base.digest, target.script)
-    return _Parts(target, lock, settings, base, launch)
+    return Parts(target, lock, settings, destination, base, launch)
 
 
 def plan(
@@ -122,7 +140,7 @@ def plan(
     base_override: Reference | None = None,
 ) -> Planned:
     """What `build` would make of a locked target."""
-    parts = _prepare(target, catalog, lock, settings, destination, base_override)
+    parts = prepare(target, catalog, lock, settings, destination, base_override)
     image = parts.image({key: parts.locked_entries(key) for key, _ in target.models})
     return Planned(
         key=target.key,
@@ -148,14 +166,41 @@ def build(
 ) -> Built:
     """Builds a target whose models and base are locked, and sends it; `hubs` gives each model's source by key."""
     started = time.monotonic()
-    parts = _prepare(target, catalog, lock, settings, destination, base_override)
+    parts = prepare(target, catalog, lock, settings, destination, base_override)
+    sisters = catalog_sisters(catalog, target, destination, settings)
     sink = open_sink(
-        destination, mount_from=mountable(parts.base.reference, destination), journal=settings.upload_journal
+        destination,
+        mount_from=mountable(parts.base.reference, destination),
+        holders=sisters,
+        journal=settings.upload_journal,
     )
+    sent = send(parts, hubs, sink, sisters, progress)
+    return built_of(parts, started, sent.digest, (sent,))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An image that is at its destination; `name` is what it is pulled by. Sizes are in bytes."""
+
+    platform: str
+    name: str
+    digest: str
+    size: int
+    layers: int
+    layers_sent: int
+    sent: int
+    descriptor: Descriptor
+
+
+def send(
+    parts: Parts, hubs: Mapping[str, Hub], sink: Sink, sisters: Sisters, progress: Progress, name: str = ""
+) -> Sent:
+    """Downloads what the sink does not have and writes the image, each weight read once."""
+    settings, destination = parts.settings, parts.destination
     sending = Sending(progress, sink)
     memo = LayerMemo(settings.layer_memo)
     known = memo.known()
-    entries = {key: parts.locked_entries(key) for key, _ in target.models}
+    entries = {key: parts.locked_entries(key) for key, _ in parts.target.models}
     image = parts.image(entries)
     for warning in (*parts.launch.warnings, *image.warnings):
         progress.warn(warning)
@@ -166,37 +211,65 @@ def build(
     needed = _to_download(entries, missing, progress)
     if is_file:
         _require_space(destination, missing, [entry for key in needed for entry in entries[key]])
-    with ExitStack() as stack:
-        # In one order for everybody: two builds that share models must not wait for each other.
-        for key in sorted(needed):
-            stack.enter_context(
-                exclusive(settings.model_directory(key).with_name(f"{key}.lock"), progress.note)
-            )
-        for key in needed:
-            model, directory = dict(target.models)[key], settings.model_directory(key)
-            weights = download(key, model, lock.models[key], hubs[key], directory, progress)
-            entries[key] = downloaded_entries(model, weights)
+    with fetched(parts, needed, hubs, progress) as found:
+        image = parts.image({**entries, **found})
+        hash_promising(image, known, sisters, memo, progress)
         descriptor = write_image(
-            parts.image(entries),
+            image,
             sink,
             parallel=settings.parallel,
             known=known,
             on_layer=sending,
             remember=memo.remember,
         )
-    return Built(
-        key=target.key,
-        destination=str(destination),
+    return Sent(
+        platform=parts.target.platform,
+        name=name or str(destination),
         digest=descriptor.digest,
-        base=str(parts.base.pinned),
-        platform=target.platform,
         size=image.size,
         layers=len(image.layers),
         layers_sent=sending.layers,
         sent=sending.bytes,
+        descriptor=descriptor,
+    )
+
+
+@contextmanager
+def fetched(
+    parts: Parts, keys: Sequence[str], hubs: Mapping[str, Hub], progress: Progress
+) -> Iterator[dict[str, tuple[TarEntry, ...]]]:
+    """The files of models, downloaded and checked, by model key; nobody else changes them during the block."""
+    settings, models = parts.settings, dict(parts.target.models)
+    with ExitStack() as stack:
+        # In one order for everybody: two builds that share models must not wait for each other.
+        for key in sorted(keys):
+            stack.enter_context(
+                exclusive(settings.model_directory(key).with_name(f"{key}.lock"), progress.note)
+            )
+        found = {}
+        for key in keys:
+            directory = settings.model_directory(key)
+            weights = download(key, models[key], parts.lock.models[key], hubs[key], directory, progress)
+            found[key] = downloaded_entries(models[key], weights)
+        yield found
+
+
+def built_of(parts: Parts, started: float, digest: str, sent: Sequence[Sent]) -> Built:
+    """What was made, of one platform or several; `started` is a time of the monotonic clock."""
+    return Built(
+        key=parts.target.key,
+        destination=str(parts.destination),
+        digest=digest,
+        base=str(parts.base.pinned),
+        platform=",".join(one.platform for one in sent),
+        size=sent[0].size,
+        layers=sent[0].layers,
+        layers_sent=sum(one.layers_sent for one in sent),
+        sent=sum(one.sent for one in sent),
         seconds=round(time.monotonic() - started, 3),
-        models=tuple(model.title for _, model in target.models),
+        models=tuple(model.title for _, model in parts.target.models),
         command=parts.launch.command[-1],
+        images=tuple(BuiltImage(one.platform, one.name, one.digest) for one in sent),
     )
 
 

@@ -29,7 +29,7 @@ from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
 from pipeline.stages.export import STEM
 from pipeline.stages.sending import Sending
-from pipeline.stages.sisters import find_sisters
+from pipeline.stages.sisters import among
 
 _MAX_SUMS = 1 << 20
 
@@ -112,10 +112,9 @@ def bring(
     """
     started = time.monotonic()
     name = offered.name
-    sisters = find_sisters(have, destination)
     sink = open_sink(
         destination,
-        holders=sisters.holders,
+        holders=among(have, destination),
         journal=settings.upload_journal,
         name=f"{name.registry}/{name.repository}:{name.tag}" if name else "",
     )

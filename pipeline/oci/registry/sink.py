@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.errors import DuopackError, UsageError
 from pipeline.oci.digest import Digest
@@ -34,11 +35,22 @@ from pipeline.oci.registry.upload import BlobUpload
 _SEEN_SECONDS = 600.0
 
 
+class Holders(Protocol):
+    """Who says which of a registry's repositories hold a blob."""
+
+    @property
+    def repositories(self) -> tuple[str, ...]:
+        """All that `holding` may name: the right to read them is asked for."""
+        ...
+
+    def holding(self, digest: Digest) -> tuple[str, ...]: ...
+
+
 class RegistrySink:
     """A `docker://` reference as a place to write to. Blobs may be put from several threads.
 
-    `mount_from` are repositories of the same registry that may hold blobs already; `holders` says which of
-    them are said to hold a blob. `journal` is a directory in which uploads that a killed process left open are
+    `mount_from` are repositories of the same registry that may hold blobs already; `holders` knows which are
+    said to hold one. `journal` is a directory in which uploads that a killed process left open are
     remembered. `chunk` is in bytes. With `by_digest` the manifest gets no tag: an index will name it.
     """
 
@@ -50,7 +62,7 @@ class RegistrySink:
         reference: Reference,
         *,
         mount_from: tuple[str, ...] = (),
-        holders: Mapping[Digest, tuple[str, ...]] | None = None,
+        holders: Holders | None = None,
         journal: Path | None = None,
         chunk: int = CHUNK,
         by_digest: bool = False,
@@ -59,7 +71,7 @@ class RegistrySink:
             raise UsageError("a destination in a registry needs a tag", where=str(reference))
         self._client = client
         self._by_digest = by_digest
-        self._holders = holders or {}
+        self._holders = holders
         self._reference = reference
         self._mount_from = tuple(other for other in mount_from if other != reference.repository)
         self._journal = Journal(journal, f"{reference.registry}/{reference.repository}")
@@ -154,7 +166,7 @@ class RegistrySink:
 
     def _adopt(self, digest: Digest, size: int) -> bool:
         """Mounts a blob from a repository that is said to hold it; whether it is here now."""
-        for other in self._holders.get(digest, ()):
+        for other in self._holders.holding(digest) if self._holders else ():
             is_mounted, location = self._mount_one(digest, other)
             if location:
                 self._client.cancel(location)
