@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pipeline.errors import DuopackError, quoted
@@ -173,20 +173,20 @@ def _member(reader: Reader, block: bytes, records: dict[str, str], size: int) ->
     # Links and directories have no content, whatever size a header claims.
     size = size if kind in {"file", "unknown"} else 0
     name = records.get("GNU.sparse.name") or records.get("path") or _name(block)
-    member = Member(
-        path="",
+    path, trouble = _normal(name)
+    if reader.size is not None and reader.position + size > reader.size:
+        missing = reader.position + size - reader.size
+        raise TarError(f"'{quoted(name)}' would reach {missing} bytes beyond the end of the archive")
+    return Member(
+        path=path,
         kind="directory" if kind == "file" and name.endswith("/") else kind,
         size=size,
         offset=reader.position,
         mode=_number(block[100:108], reader.position) & 0o7777,
         link=records.get("linkpath", _text(block[157:257])) if kind in {"symlink", "hardlink"} else "",
         expanded=expanded,
+        trouble=trouble,
     )
-    path, trouble = _normal(name)
-    if reader.size is not None and member.offset + size > reader.size:
-        missing = member.offset + size - reader.size
-        raise TarError(f"'{quoted(name)}' would reach {missing} bytes beyond the end of the archive")
-    return replace(member, path=path, trouble=trouble)
 
 
 def _normal(name: str) -> tuple[str, Trouble]:

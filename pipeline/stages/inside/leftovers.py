@@ -11,7 +11,7 @@ from pipeline.stages.inside.image import Inside
 from pipeline.stages.inside.models import ModelDirectory
 
 CACHES = re.compile(
-    r"(?:.*/)?(?:\.cache/(?:huggingface|modelscope|pip)|models--[^/]+/(?:blobs|refs|\.no_exist)|\._____temp|\.git)(?=/|\Z)"
+    r"(?:.*?/)??(?:\.cache/(?:huggingface|modelscope|pip)|models--[^/]+/(?:blobs|refs|\.no_exist)|\._____temp|\.git)(?=/|\Z)"
 )
 """Directories that no server reads: hubs' caches, half-finished downloads, version control."""
 PARTIAL = re.compile(r"(?:.*/)?[^/]+\.(?:incomplete|partial|aria2|tmp)")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import DuopackError
+from pipeline.oci.tree import Entry
 from pipeline.stages.inside.image import Inside
 from pipeline.weights.check import SHARD
 
@@ -69,3 +71,10 @@ def _judged(folder: str, names: list[str]) -> ModelDirectory:
     if not ranks:
         return ModelDirectory(folder, "auto", 1)
     return ModelDirectory(folder, "sharded_state", max(ranks) + 1)
+
+
+def below(inside: Inside, model: ModelDirectory) -> Iterator[tuple[str, Entry]]:
+    """The directory itself and everything in it."""
+    for path, entry in inside.tree.entries.items():
+        if path == model.path or path.startswith(f"{model.path}/" if model.path else ""):
+            yield path, entry

@@ -41,6 +41,7 @@ def check_documents(inside: Inside) -> Iterator[Finding]:
     yield from _count(inside)
     yield from _diff_ids(inside)
     yield from _platform(inside)
+    yield from _base(inside)
     yield from _history(inside)
     for layer in inside.layers:
         yield from _faults(layer)
@@ -104,6 +105,14 @@ def _platform(inside: Inside) -> Iterator[Finding]:
             f"it is taken for {quoted(claimed, 60)}, and its config says {quoted(found, 60) or 'nothing'}"
         )
         yield Finding("platform", "error", sentence, _ELSEWHERE)
+
+
+def _base(inside: Inside) -> Iterator[Finding]:
+    if inside.base.told_by == "manifest" and not inside.base.count:
+        sentence = "it does not begin with the layers of the base image that was given"
+        yield Finding(
+            "base-other", "error", sentence, "name the base that it was built on, or build it on this one"
+        )
 
 
 def _history(inside: Inside) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.errors import quoted
 from pipeline.files import human_size
-from pipeline.oci.tree import Entry, leaves_root
+from pipeline.oci.tree import leaves_root
 from pipeline.stages.inside.image import Inside
 from pipeline.stages.inside.leftovers import leftovers
-from pipeline.stages.inside.models import ModelDirectory
+from pipeline.stages.inside.models import ModelDirectory, below
 from pipeline.stages.verify.finding import Finding, some
 
 HIDDEN = 1 << 20
@@ -31,7 +31,7 @@ def check_entries(inside: Inside, models: Sequence[ModelDirectory]) -> Iterator[
 def _modes(inside: Inside, models: Sequence[ModelDirectory]) -> Iterator[Finding]:
     for model in models:
         closed, open_ = [], []
-        for path, entry in _below(inside, model):
+        for path, entry in below(inside, model):
             mode, kind = entry.member.mode, entry.member.kind
             needed = {"file": 0o004, "directory": 0o005}.get(kind, 0)
             if mode & needed != needed:
@@ -107,9 +107,3 @@ def _secrets(inside: Inside) -> Iterator[Finding]:
                 )
                 mend = "give it to the container (docker run -e), change it at its issuer, and build the image again"
                 yield Finding("secret", "error", sentence, mend, "config")
-
-
-def _below(inside: Inside, model: ModelDirectory) -> Iterator[tuple[str, Entry]]:
-    for path, entry in inside.tree.entries.items():
-        if path == model.path or path.startswith(f"{model.path}/" if model.path else ""):
-            yield path, entry

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import DuopackError
 from pipeline.oci.limits import LimitError
 from pipeline.stages.inside.image import Inside
-from pipeline.stages.inside.models import ModelDirectory
+from pipeline.stages.inside.models import ModelDirectory, below
 from pipeline.stages.inside.place import ImagePlace, UnreadError
 from pipeline.stages.verify.finding import Finding, of_error, of_unread
 from pipeline.weights.check import WeightSummary, check_weights
@@ -29,13 +29,8 @@ def check_model(inside: Inside, model: ModelDirectory) -> CheckedModel:
     """What a server would trip over when it loads this directory."""
     place = inside.place(model.path)
     try:
-        summary = check_weights(
-            place,
-            load_format=model.load_format,
-            tensor_parallel=model.tensor_parallel,
-            allow=("index-total",),
-        )
-        findings = tuple(_shards(inside, model, place))
+        summary, doubt = _checked(model, place)
+        findings = (*doubt, *_shards(inside, model, place), *_partly(inside, model))
     except UnreadError as error:
         return CheckedModel(model, None, (of_unread("weights-unread", error, inside),))
     except LimitError as error:
@@ -70,6 +65,16 @@ def _refused(inside: Inside, error: DuopackError) -> Finding:
     # What seems to be missing may be in a layer that was not looked into.
     sentence = f"with layers unread it cannot be judged; as far as was seen: {error.what}"
     return Finding("weights-unread", "note", sentence, "read the whole image: --deep", finding.where)
+
+
+def _partly(inside: Inside, model: ModelDirectory) -> Iterator[Finding]:
+    """What was seen may be whole and yet not all: the layer it comes from goes on."""
+    begun = {inside.tree.entries[path].layer for path, _ in below(inside, model)} & {
+        layer.number for layer in inside.unread
+    }
+    if begun:
+        sentence = f"what was seen of it is sound; there may be more of it in layer {min(begun)}"
+        yield Finding("weights-unread", "note", sentence, "read the whole image: --deep", f"/{model.path}")
 
 
 def _shards(inside: Inside, model: ModelDirectory, place: ImagePlace) -> Iterator[Finding]:
