@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.errors import DuopackError
 from pipeline.oci.documents import resolve
 from pipeline.oci.model import Descriptor, Source
 from pipeline.oci.tree import Tree
@@ -14,6 +15,10 @@ OURS = "duopack: "
 """How `created_by` of each layer begins that a build of ours adds."""
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
 MIN_WEIGHTS = 1 << 20
+
+
+class BaseImageError(DuopackError):
+    """The base image that was named is at fault, not the image that is looked into."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,23 @@ def base_from_history(config: dict[str, Any], count: int) -> BaseLayers:
 def base_from_image(
     layers: Sequence[Descriptor], source: Source, reference: str, platform: str | None
 ) -> BaseLayers:
-    """Compares with the manifest of a base image: its layers, if the image begins with all of them, else none."""
-    base = resolve(source, reference, platform).manifest.layers
+    """Compares with the manifest of a base image: its layers, if the image begins with all of them, else none.
+
+    Raises BaseImageError when the base cannot be had.
+    """
+    try:
+        base = resolve(source, reference, platform).manifest.layers
+    except DuopackError as error:
+        raise BaseImageError(f"the base image: {error.what}", where=error.where, mend=error.mend) from error
     same = [one.digest for one in base] == [one.digest for one in layers[: len(base)]]
     return BaseLayers(len(base) if same else 0, "manifest")
 
 
 def base_from_weights(tree: Tree) -> BaseLayers:
     """A guess: the base ends where the first weights are."""
+    seen = [(path, entry.layer, entry.member.size) for path, entry in tree.files()]
+    hidden = [(one.path, one.layer, one.size) for one in tree.hidden]
     numbers = [
-        entry.layer
-        for path, entry in tree.files()
-        if path.endswith(WEIGHTS) and entry.member.size >= MIN_WEIGHTS
+        layer for path, layer, size in (*seen, *hidden) if path.endswith(WEIGHTS) and size >= MIN_WEIGHTS
     ]
     return BaseLayers(min(numbers), "guess") if numbers else BaseLayers(0, "nothing")

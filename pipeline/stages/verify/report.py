@@ -11,6 +11,7 @@ from pipeline.lock.values import Lock
 from pipeline.oci.documents import Resolved
 from pipeline.oci.limits import LimitError
 from pipeline.oci.model import Source
+from pipeline.stages.inside.base import BaseImageError
 from pipeline.stages.inside.image import Asking, Inside, platforms, see
 from pipeline.stages.inside.models import model_directories
 from pipeline.stages.verify.documents import check_documents
@@ -83,6 +84,8 @@ def _report(
         inside = see(source, reference, resolved, asking)
         models = tuple(check_model(inside, model) for model in model_directories(inside))
         findings = [*judge(inside, models), *_nothing(inside, models), *_locked(inside, lock, locked)]
+    except BaseImageError:
+        raise
     except DuopackError as error:
         # Its manifest is sound, and what it names cannot be had: that is what is to be said of it.
         return _failed(reference, resolved, asking, error, time.monotonic() - started)
