@@ -29,10 +29,13 @@ class SideHash:
     """A sha256 that is computed in a thread of its own, so that reading, hashing and sending overlap.
 
     hashlib lets go of the GIL, so this is real parallelism. Pieces must not change after `update`.
-    Use as a context manager: the thread ends with it. `begun` is the state to go on from.
+    Use as a context manager: the thread ends with it. `begun` is the state to go on from. Not `beside`
+    other work, it hashes on the spot: where other streams keep every core busy, a thread only carries the
+    bytes from one core's cache to another's.
     """
 
-    def __init__(self, begun: hashlib._Hash | None = None) -> None:
+    def __init__(self, begun: hashlib._Hash | None = None, *, beside: bool = True) -> None:
+        self._beside = beside
         self._hash = begun.copy() if begun else hashlib.sha256()
         self._waiting: queue.Queue[Piece | None] = queue.Queue(_AHEAD)
         self._thread: threading.Thread | None = None
@@ -44,7 +47,7 @@ class SideHash:
         self._drain()
 
     def update(self, piece: Piece) -> None:
-        if self._thread is None and len(piece) < _WORTH_A_THREAD:
+        if not self._beside or (self._thread is None and len(piece) < _WORTH_A_THREAD):
             self._hash.update(piece)
             return
         if self._thread is None:

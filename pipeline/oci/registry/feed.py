@@ -19,21 +19,23 @@ class Feed:
     """Reads `blob` from its start; `offset` is the next byte to be given, `furthest` the highest it has been.
 
     Marks keep the hash at an offset, so that going back costs no reading. Raises DuopackError when `stop` is
-    set, and when the bytes cannot be had or are not what was promised. Close it after use.
+    set, and when the bytes cannot be had or are not what was promised. Close it after use. `beside` says that
+    the hashing has a thread of its own.
     """
 
-    def __init__(self, blob: Blob, stop: Event) -> None:
+    def __init__(self, blob: Blob, stop: Event, *, beside: bool = True) -> None:
         self._blob = blob
         self._stop = stop
         self._marks = {0: hashlib.sha256()}
         self._bytes: Iterator[bytes | memoryview] | None = None
         self._rest = memoryview(b"")
-        self._hashing = SideHash()
+        self._beside = beside
+        self._hashing = SideHash(beside=beside)
         self.offset = 0
         self.furthest = 0
 
     def take(self, count: int) -> Iterator[memoryview]:
-        """The next `count` bytes, in pieces of at most 4 MiB. They are hashed in a thread meanwhile."""
+        """The next `count` bytes, in pieces of at most 4 MiB. They are hashed on the way."""
         left = count
         while left:
             self.prime()
@@ -66,7 +68,7 @@ class Feed:
         start = max(mark for mark in self._marks if mark <= offset)
         self.close()
         self._marks = {mark: state for mark, state in self._marks.items() if mark <= offset}
-        self._hashing = SideHash(self._marks[start])
+        self._hashing = SideHash(self._marks[start], beside=self._beside)
         self.offset = start
         for _ in self.take(offset - start):
             pass

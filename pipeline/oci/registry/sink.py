@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -180,7 +181,8 @@ class RegistrySink:
         if is_mounted and blob.digest:
             on_bytes(blob.size)
             return self._arrived(blob.digest), blob.size
-        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal)
+        has_spare_core = (os.cpu_count() or 1) > self.parallel
+        upload = BlobUpload(self._client, blob, on_bytes, self._habits, self._journal, beside=has_spare_core)
         return self._arrived(upload.run(location)), upload.taken_up
 
     def _mount(self, digest: Digest) -> tuple[bool, str | None]:

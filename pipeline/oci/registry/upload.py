@@ -26,17 +26,27 @@ _LOST = frozenset({400, 404, 409, 410, 416})
 
 
 class BlobUpload:
-    """One blob on its way. `run` once; raises RegistryError, or DuopackError when the bytes are wrong."""
+    """One blob on its way. `run` once; raises RegistryError, or DuopackError when the bytes are wrong.
+
+    `beside` says that the hashing has a thread of its own.
+    """
 
     def __init__(
-        self, client: Client, blob: Blob, on_bytes: OnBytes, habits: Habits, journal: Journal
+        self,
+        client: Client,
+        blob: Blob,
+        on_bytes: OnBytes,
+        habits: Habits,
+        journal: Journal,
+        *,
+        beside: bool = True,
     ) -> None:
         self._client = client
         self._blob = blob
         self._on_bytes = on_bytes
         self._habits = habits
         self._journal = journal
-        self._feed = Feed(blob, client.stop)
+        self._feed = Feed(blob, client.stop, beside=beside)
         self._doing = f"sending a layer of {human_size(blob.size)} to {client.repository}"
         self._key = ""
         self._reported = 0
