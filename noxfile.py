@@ -20,6 +20,7 @@ import bootstrap  # noqa: E402
 if Path(sys.prefix).resolve() != bootstrap.VENV.resolve():
     if problem := bootstrap.ensure("nox"):
         sys.exit(problem)
+    os.environ["DUOPACK_VENV"] = str(bootstrap.VENV)
     os.execv(bootstrap.PYTHON, [str(bootstrap.PYTHON), "-m", "nox", *sys.argv[1:]])
 
 import nox  # noqa: E402

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     problem = ensure("nox")
     if problem:
         return _refuse(problem)
+    # Said absolutely: nox starts elsewhere.
+    os.environ["DUOPACK_VENV"] = str(VENV)
     os.chdir(ROOT)
     os.execv(PYTHON, [str(PYTHON), "-m", "nox", *(arguments or ["--list"])])
 

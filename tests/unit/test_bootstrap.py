@@ -19,7 +19,7 @@ with open(os.environ["PIP_CALLS"], "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
 sys.exit(int(os.environ.get("PIP_FAILS", "0")))
 """
-NOX = 'import os, sys\nprint("nox", *sys.argv[1:], os.getcwd(), sep="|")\n'
+NOX = 'import os, sys\nprint("nox", *sys.argv[1:], os.getcwd(), os.environ["DUOPACK_VENV"], sep="|")\n'
 
 
 class Machine:
@@ -38,7 +38,7 @@ class Machine:
     def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, self.root / "scripts" / "bootstrap.py", *arguments],
-            env={**self.environ, **environ}, capture_output=True, text=True, check=False, cwd="/",
+            env={**self.environ, **environ}, capture_output=True, text=True, check=False, cwd=self.root.parent,
         )  # fmt: skip
 
     def furnish(self, venv: Path | None = None) -> None:
@@ -64,11 +64,11 @@ def test_it_installs_what_the_group_needs_hands_over_to_nox_and_next_time_needs_
     machine.furnish()
     done = machine.run("-s", "demo")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"nox|-s|demo|{machine.root}\n"
+    assert done.stdout == f"nox|-s|demo|{machine.root}|{machine.venv}\n"
     (call,) = machine.installs()
     assert call[call.index("--editable") + 1] == str(machine.root)
     assert any(word.startswith("nox") for word in call)
-    assert machine.run().stdout == f"nox|--list|{machine.root}\n"
+    assert machine.run().stdout == f"nox|--list|{machine.root}|{machine.venv}\n"
     assert len(machine.installs()) == 1
     (machine.root / "pyproject.toml").write_text(
         (machine.root / "pyproject.toml").read_text() + "\n# changed\n"
@@ -105,8 +105,9 @@ def test_an_environment_whose_python_is_gone_is_made_anew(machine):
 def test_another_place_may_be_named_and_a_directory_with_other_things_is_left_alone(machine, tmp_path):
     other = tmp_path / "else where"
     machine.furnish(other)
-    done = machine.run(DUOPACK_VENV=str(other))
-    assert done.returncode == 0, done.stderr
+    for place in (str(other), "else where"):
+        done = machine.run(DUOPACK_VENV=place)
+        assert done.stdout == f"nox|--list|{machine.root}|{other}\n", done.stderr
     assert not machine.venv.exists()
     precious = tmp_path / "precious"
     precious.mkdir()
