@@ -16,6 +16,7 @@ from pipeline.oci.model import OCI_LAYER_TAR
 from pipeline.oci.registry.feed import Feed, StoppedError
 
 DATA = random.Random(3).randbytes(3_000_000)
+DIGEST = Digest.of(DATA)
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,18 @@ class Pieces:
 
     given: bytes = DATA
     size: int = len(DATA)
-    digest: Digest | None = Digest.of(DATA)
+    digest: Digest | None = DIGEST
     media_type: str = OCI_LAYER_TAR
 
     def read(self, offset: int = 0) -> Iterator[bytes]:
         for start in range(offset, len(self.given), 400_000):
             yield self.given[start : start + 400_000]
+
+
+def take_all(feed: Feed) -> Digest:
+    for _ in feed.take(len(DATA)):
+        pass
+    return feed.digest()
 
 
 @pytest.fixture(params=[True, False], ids=["beside", "on the spot"])
@@ -40,7 +47,7 @@ def beside(request: pytest.FixtureRequest) -> bool:
 def test_bytes_and_digest_are_the_blobs(beside: bool) -> None:
     feed = Feed(Pieces(), threading.Event(), beside=beside)
     assert b"".join(feed.take(len(DATA))) == DATA
-    assert feed.digest() == Digest.of(DATA)
+    assert feed.digest() == DIGEST
     feed.close()
 
 
@@ -53,7 +60,7 @@ def test_going_back_and_forth_does_not_change_the_hash(beside: bool) -> None:
         feed.seek(offset)
         assert feed.prefix_sha256() == hashlib.sha256(DATA[:offset]).hexdigest()
     assert b"".join(feed.take(2_000_000)) == DATA[1_000_000:]
-    assert feed.digest() == Digest.of(DATA)
+    assert feed.digest() == DIGEST
     feed.close()
 
 
@@ -61,9 +68,7 @@ def test_going_back_and_forth_does_not_change_the_hash(beside: bool) -> None:
 def test_other_bytes_than_promised_are_found(given: bytes, beside: bool) -> None:
     feed = Feed(Pieces(given), threading.Event(), beside=beside)
     with pytest.raises(DuopackError, match="not what it was said to be"):
-        for _ in feed.take(len(DATA)):
-            pass
-        feed.digest()
+        take_all(feed)
     feed.close()
 
 
