@@ -6,6 +6,7 @@
     image     base + one layer per large file + launch layer, as a value              image.py
     send      that value into a registry, layout, archive or engine, in one pass      build.py, pipeline.oci
     publish   a finished image copied byte for byte to where people pull it           publish.py
+    verify    an image judged where it lies, and inspect what is in it                verify/, inspect/, inside/
 
 A stage is a function of its inputs and returns a frozen result. Only `download` keeps state on disk: a
 record of what it has verified, keyed by sha256 and file identity, so that a second run reads nothing

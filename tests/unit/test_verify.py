@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from support.oci_memory import MemorySource
 
 from pipeline.errors import DuopackError
 from pipeline.oci.digest import Digest
-from pipeline.oci.limits import DEFAULT
+from pipeline.oci.limits import DEFAULT, Limits
 from pipeline.oci.model import OCI_INDEX, OCI_MANIFEST
 from pipeline.stages.inside.image import Asking
 from pipeline.stages.verify.finding import Finding, lines
@@ -429,3 +430,18 @@ def test_many_findings_of_a_kind_are_summed_up_for_people():
     shown = lines(many)
     assert len(shown) == 6
     assert "and 25 more" in shown[-1]
+
+
+def test_every_finding_is_explained_in_the_documentation():
+    root = Path(__file__).parents[2]
+    explained = (root / "docs/verify.md").read_text("utf-8")
+    source = "".join(path.read_text("utf-8") for path in (root / "pipeline/stages/verify").glob("*.py"))
+    source += (root / "pipeline/oci/contents.py").read_text("utf-8")
+    found = set(re.findall(r'(?:Finding|of_error|of_unread|self\.fault)\(\s*"([a-z0-9-]+)"', source))
+    found |= set(re.findall(r'"((?:layer|entry)-[a-z-]+)"', source))
+    assert len(found) > 40
+    assert {
+        one for one in found if f"`{one}`" not in explained and not one.startswith(("shards-", "limit-"))
+    } == set()
+    for limit in fields(Limits):
+        assert f"`{limit.name}`" in explained
