@@ -94,7 +94,7 @@ def _qwen3_5(variant: Variant) -> Iterator[Spec]:
         attention = _gated_attention(prefix) if full else _linear_attention(prefix)
         yield from _layer(prefix, attention, "random", variant.experts)
     yield Spec("model.language_model.norm.weight", (HIDDEN,))
-    yield from _vision()
+    yield from vision_specs(HIDDEN)
     if not variant.mtp:
         return
     yield Spec("mtp.fc.weight", (HIDDEN, 2 * HIDDEN))
@@ -162,7 +162,8 @@ def _linear_attention(prefix: str) -> Iterator[Spec]:
     yield Spec(f"{base}.out_proj.weight", (HIDDEN, values))
 
 
-def _vision() -> Iterator[Spec]:
+def vision_specs(hidden: int) -> Iterator[Spec]:
+    """The tiny vision tower, for a language model of this width."""
     width, merged = VISION_HIDDEN, VISION_HIDDEN * MERGE**2
     yield from _affine("model.visual.patch_embed.proj", (width, 3, TEMPORAL, PATCH, PATCH))
     yield Spec("model.visual.pos_embed.weight", (POSITIONS, width))
@@ -176,7 +177,7 @@ def _vision() -> Iterator[Spec]:
         yield from _affine(f"{block}.mlp.linear_fc2", (width, VISION_INTERMEDIATE))
     yield from _affine("model.visual.merger.norm", (width,), "ones")
     yield from _affine("model.visual.merger.linear_fc1", (merged, merged))
-    yield from _affine("model.visual.merger.linear_fc2", (HIDDEN, merged))
+    yield from _affine("model.visual.merger.linear_fc2", (hidden, merged))
 
 
 def _affine(name: str, shape: tuple[int, ...], fill: str = "random") -> Iterator[Spec]:

@@ -140,6 +140,12 @@ def copy_side_file(source: Path, name: str, directory: Path) -> FileRecord:
     return FileRecord(name, target.stat().st_size, sha256_file(target))
 
 
+def hashed(directory: Path, names: Sequence[str]) -> tuple[FileRecord, ...]:
+    """The records of small files."""
+    paths = [(name, directory / name) for name in names]
+    return tuple(FileRecord(name, path.stat().st_size, sha256_file(path)) for name, path in paths)
+
+
 def check_copies(directory: Path, copied: Sequence[FileRecord], source: Sequence[FileRecord]) -> None:
     """Raises DuopackError unless each copy equals the file that was hashed, or that a lock names."""
     known = {one.path: one for one in source}

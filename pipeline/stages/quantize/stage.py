@@ -17,16 +17,16 @@ from pipeline.errors import DuopackError, UsageError, quoted
 from pipeline.files import FileRecord, disk_errors, exclusive, require_space, write_atomically
 from pipeline.reports.progress import Progress
 from pipeline.stages.made_directory import (
-    Digests,
     MadeDirectory,
     check_copies,
     check_file_name,
     check_places,
     copy_side_file,
+    hashed,
     list_files,
     side_files,
 )
-from pipeline.stages.quantize.contract import Engine, Job, Made
+from pipeline.stages.quantize.contract import Engine, Job
 from pipeline.stages.quantize.journal import Journal
 from pipeline.stages.quantize.recipes import find_recipe
 from pipeline.stages.quantize.record import RECORD, QuantizationRecord, read_record
@@ -72,8 +72,8 @@ def quantize(
     """Quantizes the checkpoint in `source` into `destination` by a recipe.
 
     `engine` names one of `engines` (absent: the streaming one alone), or `auto`: streaming where it covers the
-    recipe. `files` are the source's files that count, with known digests (a lock's); absent, every file counts and is
-    hashed meanwhile. The source is only read. Raises UsageError for a recipe, engine or destination that cannot be,
+    recipe. `files` are the source's files that count, with known digests (a lock's); absent, every file counts. The
+    source is only read. Raises UsageError for a recipe, engine or destination that cannot be,
     and DuopackError for what is wrong with the source, the disk, the engine or the result.
     """
     started = time.monotonic()
@@ -99,8 +99,7 @@ def quantize(
     with disk_errors(destination):
         destination.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(made.lock, progress.note):
-        work = _Work(job, worker, needed, made, wanted)
-        record, new = work.run(known=files is not None)
+        record, new = _Work(job, worker, needed, made, wanted).run()
     size_before = sum((source / name).stat().st_size for name in checkpoint.files)
     return Quantized(destination, record, new, size_before, round(time.monotonic() - started, 3))
 
@@ -147,42 +146,40 @@ class _Work:
     made: MadeDirectory
     wanted: QuantizationRecord
 
-    def run(self, *, known: bool) -> tuple[QuantizationRecord, bool]:
-        """The record, and whether it is new; `known` tells that the source's digests are in `wanted` already."""
+    def run(self) -> tuple[QuantizationRecord, bool]:
+        """The record, and whether it is new."""
         self.made.remove("old")
-        there, wanted = self._there(), self.wanted
-        if there and not known and self._differ_only_in_digests(there):
-            # Worth hashing first: most likely nothing is left to do.
-            self.job.progress.note(
-                f"hashing {self.job.source.name}, to see whether the result is made from it"
-            )
-            with Digests(self.job.source, self.job.names) as digests:
-                wanted, known = replace(wanted, source=digests.result()), True
-        if there and known and there.same_inputs(wanted) and self._whole(there):
+        there = self._there()
+        if (
+            there
+            and there.same_inputs(self.wanted)
+            and self._whole(there)
+            and self._stamp() == self._stamped()
+        ):
             self.made.remove("partial")
             self.job.progress.note(f"there already: {self.made.place}")
             return there, False
-        return self._make(wanted, known), True
+        return self._make(), True
 
-    def _make(self, wanted: QuantizationRecord, known: bool) -> QuantizationRecord:
+    def _make(self) -> QuantizationRecord:
         job, partial = self.job, self.made.partial
+        stamp = self._stamp()
         try:
-            with disk_errors(partial), Digests(job.source, () if known else job.names) as digests:
-                journal = Journal(partial, self._inputs(wanted))
+            with disk_errors(partial):
+                journal = Journal(partial, stamp)
                 self._require_space(journal)
                 result = self.engine.run(job, partial, journal)
-                copied = [
-                    copy_side_file(job.source, name, partial)
-                    for name in side_files(job.names)
-                    if name != RECORD
-                ]
-                source = wanted.source if known else digests.result()
-                check_copies(job.source, copied, source)
+                written = {one.path for one in result.files}
+                side = [name for name in side_files(job.names) if name != RECORD and name not in written]
+                copied = [copy_side_file(job.source, name, partial) for name in side]
+                check_copies(job.source, copied, self.wanted.source or hashed(job.source, side))
                 _check_result(partial)
-                record = _recorded(wanted, source, result, copied)
+                files = tuple(sorted((*result.files, *copied)))
+                record = replace(self.wanted, groups=result.groups, notes=result.notes, files=files)
                 write_atomically(partial / RECORD, record.encode())
                 journal.remove()
             self.made.put_in_place()
+            write_atomically(self.made.beside("stamp"), stamp.encode())
         except BaseException as error:
             if not (self.engine.resumes and _may_go_on(error)):
                 shutil.rmtree(partial, ignore_errors=True)
@@ -200,14 +197,19 @@ class _Work:
         purpose = f"quantizing {self.job.source.name}"
         require_space(self.made.place.parent, self.needed + side + SLACK - there, purpose=purpose)
 
-    def _inputs(self, wanted: QuantizationRecord) -> str:
-        """Tells runs with different inputs apart, without reading the source."""
+    def _stamped(self) -> str | None:
+        with suppress(OSError, UnicodeDecodeError):
+            return self.made.beside("stamp").read_text(encoding="ascii")
+        return None
+
+    def _stamp(self) -> str:
+        """Tells results with different inputs apart, without reading the source."""
         identities = [
             (name, status.st_size, status.st_mtime_ns, status.st_ino)
             for name in self.job.names
             for status in [(self.job.source / name).stat()]
         ]
-        text = wanted.encode() + json.dumps([str(self.job.source.resolve()), identities]).encode()
+        text = self.wanted.encode() + json.dumps([str(self.job.source.resolve()), identities]).encode()
         return hashlib.sha256(text).hexdigest()
 
     def _there(self) -> QuantizationRecord | None:
@@ -230,19 +232,6 @@ class _Work:
         """Whether every file is there in full size."""
         paths = [(self.made.place / one.path, one.size) for one in record.files]
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
-
-    def _differ_only_in_digests(self, there: QuantizationRecord) -> bool:
-        same = replace(there, source=()).same_inputs(replace(self.wanted, source=()))
-        return same and sorted(self.job.names) == [one.path for one in there.source]
-
-
-def _recorded(
-    wanted: QuantizationRecord, source: tuple[FileRecord, ...], result: Made, copied: Sequence[FileRecord]
-) -> QuantizationRecord:
-    files = tuple(
-        sorted([*result.files, *(one for one in copied if one.path not in {f.path for f in result.files})])
-    )
-    return replace(wanted, source=source, groups=result.groups, notes=result.notes, files=files)
 
 
 def _check_result(directory: Path) -> None:

@@ -127,7 +127,7 @@ class Stream:
             self._on_bytes(values.size * _width(parameter))
 
     def _cast(self, parameter: Parameter, first: int, count: int) -> Array:
-        bits = self._read(parameter, first, count)
+        bits = self._read(parameter, first, np.empty(count, STORED[parameter.dtype]))
         self._check(parameter, parameter.dtype, bits, first)
         if not parameter.casts:
             return bits
@@ -184,18 +184,26 @@ class Stream:
         return magnitudes
 
     def _rows(self, parameter: Parameter, first: int, rows: int) -> Rows:
+        """Some rows, in this thread's memory: valid until its next call."""
         width = parameter.slab.shape[1]
-        bits = self._read(parameter, first * width, rows * width)
+        room = self._room(rows * width * _width(parameter)).view(STORED[parameter.dtype])
+        bits = self._read(parameter, first * width, room)
         return Rows(bits.reshape(rows, width), parameter.dtype, parameter.casts)
 
-    def _read(self, parameter: Parameter, first: int, count: int) -> Array:
-        """Elements of a parameter, counted from its own first."""
+    def _read(self, parameter: Parameter, first: int, bits: Array) -> Array:
+        """Fills `bits` with elements of a parameter, counted from its own first."""
         slab = parameter.slab
         file, tensor = self._source.tensors[slab.tensor]
         before = slab.first * prod(slab.shape[1:]) + first
-        bits: Array = np.empty(count, STORED[parameter.dtype])
         self._reader.fill(_bytes_of(bits), file, tensor.begin + before * _width(parameter))
         return bits
+
+    def _room(self, size: int) -> Array:
+        """Bytes of this thread's own: memory that is new each time costs the system more than the work."""
+        if getattr(self._own, "room", np.empty(0)).size < size:
+            self._own.room = np.empty(max(size, BLOCK), "|u1")
+        room: Array = self._own.room[:size]
+        return room
 
     def _quantizer(self) -> Quantizer:
         """This thread's."""
