@@ -225,7 +225,9 @@ class _Walk:
             self._stream(blob, most)
             self._complete = True
         except _EnoughError:
-            self.unread = f"only {human_size(most)} of {human_size(blob.size)} were unpacked; --deep reads all"
+            self.unread = (
+                f"only {human_size(most)} of {human_size(blob.size)} were unpacked; --deep reads all"
+            )
 
     def every_byte(self, blob: Blob) -> None:
         self._stream(blob, None)
