@@ -180,6 +180,52 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--collect", type=Path, metavar="DIR", help="write the captures too, secrets removed")
     doctor.add_argument("--offline", action="store_true", help="reach for no registry and no hub")
 
+    start = add("run", "start an image on chosen chips, or print what would start it")
+    start.add_argument(
+        "image", metavar="IMAGE|KEY", help="an image of duopack's, or a key (where it is published)"
+    )
+    start.add_argument(
+        "--chips",
+        metavar="N,N",
+        help="host ids: 2,3 or 0-3; auto takes free ones, of one card if it can (default)",
+    )
+    start.add_argument(
+        "--profile", metavar="NAME", help="another start script of the image (default: its own)"
+    )
+    start.add_argument("--port", type=int, metavar="N", help="the port on this host (default: the profile's)")
+    start.add_argument("--name", metavar="S", help="the container's name (default: vllm-ascend-SERVED_NAME)")
+    start.add_argument("--memory", metavar="G", help="limit of host memory in GiB, or with a unit: 250g")
+    start.add_argument(
+        "--restart", metavar="POLICY", default="unless-stopped", help="default: unless-stopped"
+    )
+    start.add_argument(
+        "--env",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a setting of the start script, e.g. MAX_MODEL_LEN=16384",
+    )
+    start.add_argument("--print", action="store_true", help="print the docker command, and start nothing")
+    start.add_argument(
+        "--compose", metavar="FILE", help="write a compose file, and start nothing; - is stdout"
+    )
+    start.add_argument(
+        "--k8s", metavar="FILE", help="write Kubernetes objects, and start nothing; - is stdout"
+    )
+    start.add_argument(
+        "--no-runtime",
+        action="store_true",
+        help="with --print or --compose: map devices and driver, not by the runtime",
+    )
+    start.add_argument(
+        "--platform",
+        metavar="OS/ARCH",
+        choices=PLATFORMS,
+        default=PLATFORMS[0],
+        help="with --print, --compose or --k8s: where it will run (default: linux/arm64)",
+    )
+
+    add("ps", "show which container serves what on which chips, and what is wrong about it")
+
     add("rules", "print what is known of versions and the chip: every rule with its source")
 
     scripts = add(
@@ -216,6 +262,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--platform",
         metavar="OS/ARCH[,…]",
         help="linux/arm64, linux/amd64, both with a comma, or all (default: the catalog's)",
+    )
+    build.add_argument(
+        "--builder",
+        choices=("duopack", "docker", "docker-classic"),
+        default="duopack",
+        help="docker: 'docker build' in the local engine, by BuildKit (or the classic builder)",
     )
     build.add_argument(
         "--locked", action="store_true", help="refuse what models.lock does not hold already (for CI)"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.ascend.serve_line import UNREAD
+from pipeline.ascend.serve_line import UNREAD, shell_word
 
 _SWITCHES = frozenset(
     {
@@ -98,10 +98,12 @@ class DockerLine:
     def with_command(self, *command: str) -> DockerLine:
         return replace(self, command=command)
 
-    def text(self) -> str:
-        """The command for a shell, one option a line."""
-        lines = ["docker run", *(_shown(name, value) for name, value in self.options)]
-        lines.append(shlex.join([self.image, *self.command]) if self.image else "")
+    def text(self, *, literal: bool = False) -> str:
+        """The command for a shell, one option a line; what the shell is to expand stays open to it, unless literal."""
+        word = shlex.quote if literal else shell_word
+        lines = ["docker run"]
+        lines += [name if value is None else f"{name} {word(value)}" for name, value in self.options]
+        lines.append(" ".join(map(word, (self.image, *self.command))) if self.image else "")
         return " \\\n  ".join(filter(None, lines))
 
 
@@ -135,9 +137,3 @@ def _spelled(word: str) -> Iterator[tuple[str, str | None]]:
             continue
         yield name, letters.removeprefix("=") or None
         return
-
-
-def _shown(name: str, value: str | None) -> str:
-    if value is None:
-        return name
-    return f"{name} {value if UNREAD.search(value) else shlex.quote(value)}"

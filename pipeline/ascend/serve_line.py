@@ -103,9 +103,9 @@ class ServeLine:
 
     def text(self) -> str:
         """The command for a shell: exports, then one option a line. What the shell is to expand stays open to it."""
-        exports = [f"export {name}={_quoted(value)}\n" for name, value in self.env.items()]
-        lines = [f"vllm serve {_quoted(self.model)}".rstrip()]
-        lines += [" ".join([one.flag, *map(_quoted, one.values)]) for one in self.options]
+        exports = [f"export {name}={shell_word(value)}\n" for name, value in self.env.items()]
+        lines = [f"vllm serve {shell_word(self.model)}".rstrip()]
+        lines += [" ".join([one.flag, *map(shell_word, one.values)]) for one in self.options]
         return "".join(exports) + " \\\n  ".join(lines)
 
 
@@ -133,7 +133,8 @@ def _main_flag(word: Word, table: OptionTable) -> str:
     return (alike or [word.name])[0] + word.flag[len(word.name) :]
 
 
-def _quoted(text: str) -> str:
+def shell_word(text: str) -> str:
+    """A word for a shell: what the shell is to expand in it stays open."""
     if not UNREAD.search(text):
         return shlex.quote(text)
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -70,7 +70,6 @@ def runtimes(client: DockerClient) -> tuple[str, ...]:
 def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
     """Pulls the image when the engine does not have it. Raises DuopackError when it cannot be had."""
     import docker
-    from docker.utils import parse_repository_tag
 
     with engine_errors(image, _PUBLISH):
         try:
@@ -78,8 +77,16 @@ def ensure_image(client: DockerClient, image: str, note: OnNote) -> None:
             return
         except docker.errors.ImageNotFound:
             note(f"the engine does not have {image}: pulling it")
-        repository, tag = parse_repository_tag(image)
-        told = time.monotonic()
+    pull_image(client, image, note)
+
+
+def pull_image(client: DockerClient, image: str, note: OnNote) -> None:
+    """Pulls the image, saying now and then how far it is. Raises DuopackError when it cannot be had."""
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(image)
+    told = time.monotonic()
+    with engine_errors(image, _PUBLISH):
         for line in client.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
             if line.get("error"):
                 raise DuopackError(
