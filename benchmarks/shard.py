@@ -205,7 +205,7 @@ def make_checkpoint(directory: Path, gib: float) -> int:
         if sum(other.size for other in parts[-1]) + one.size > FILE_SIZE:
             parts.append([])
         parts[-1].append(one)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         with SafetensorsWriter(directory / name, lay_out(part, {"format": "pt"})) as writer:
