@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.schema import Catalog, Source
@@ -20,9 +21,12 @@ from pipeline.oci.reference import Reference, parse_reference
 from pipeline.reports.output import print_json, print_text
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
-from pipeline.stages.build import Built, Planned, build, plan
+from pipeline.stages.build import Built, Planned, build, plan, prepare
 from pipeline.stages.locking import ensure_locked, parse_source
 from pipeline.stages.platforms import build_platforms
+
+if TYPE_CHECKING:
+    from pipeline.oci.engine_build import Builder
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,6 +56,12 @@ def run(options: argparse.Namespace) -> int:
             where="--base",
             mend=f"write {base_image}@sha256:…, or leave out --locked",
         )
+    if len(by_platform) > 1 and options.builder != "duopack":
+        raise UsageError(
+            "docker builds for one platform at a time",
+            where="--builder",
+            mend="give one --platform, or leave out --builder",
+        )
     results: list[Built | Planned] = []
     with showing(options) as progress:
         for alike in zip(*by_platform, strict=True):
@@ -80,12 +90,32 @@ def _one(
             target, settings, progress, locked=options.locked, source=source, needs_base=base_image is None
         )
     if options.dry_run:
-        return [plan(one, catalog, lock, settings, destination, base_image) for one in alike]
+        planned = [plan(one, catalog, lock, settings, destination, base_image) for one in alike]
+        if not _builder(options):
+            return planned
+        from pipeline.stages.docker_builder import dockerfile_of
+
+        parts = prepare(alike[0], catalog, lock, settings, destination, base_image)
+        return [replace(planned[0], dockerfile=dockerfile_of(parts))]
     target = alike[0]
     hubs = {key: _hub(target, key, lock.models[key], source, settings) for key, _ in target.models}
+    if builder := _builder(options):
+        from pipeline.stages.docker_builder import build_with_docker
+
+        parts = prepare(target, catalog, lock, settings, destination, base_image)
+        return [build_with_docker(parts, hubs, builder, progress)]
     if len(alike) > 1:
         return [build_platforms(alike, catalog, lock, settings, destination, hubs, progress, base_image)]
     return [build(target, catalog, lock, settings, destination, hubs, progress, base_image)]
+
+
+def _builder(options: argparse.Namespace) -> Builder | None:
+    """The engine's builder that was asked for; None for our own."""
+    if options.builder == "duopack":
+        return None
+    from pipeline.oci.engine_build import Builder
+
+    return Builder.BUILDKIT if options.builder == "docker" else Builder.CLASSIC
 
 
 def _destination(to: str | None, catalog: Catalog, alike: Sequence[Target], settings: Settings) -> Reference:
@@ -120,6 +150,8 @@ def _summary(result: Built | Planned) -> str:
         rows = [f"  {human_size(layer.size):>9}  {layer.title}" for layer in result.layers]
         what = f"{len(result.layers)} layers, {human_size(result.size)}"
         head = f"{result.key}: {what}, would go to {result.destination}"
+        if result.dockerfile:
+            return result.dockerfile.rstrip()
         return "\n".join([head, *rows])
     several = result.images if len(result.images) > 1 else ()
     rows = [f"\n    {one.platform:<12}  {one.name}  {one.digest}" for one in several]

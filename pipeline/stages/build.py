@@ -94,6 +94,8 @@ class Planned:
     layers: tuple[PlannedLayer, ...]
     command: str
     warnings: tuple[str, ...]
+    dockerfile: str | None = None
+    """What docker would be given, when it is to build."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def build(
         holders=sisters,
         journal=settings.upload_journal,
     )
-    sent = send(parts, hubs, sink, sisters, progress)
+    sent, _ = send(parts, hubs, sink, sisters, progress)
     return built_of(parts, started, sent.digest, (sent,))
 
 
@@ -189,12 +191,11 @@ class Sent:
     layers: int
     layers_sent: int
     sent: int
-    descriptor: Descriptor
 
 
 def send(
     parts: Parts, hubs: Mapping[str, Hub], sink: Sink, sisters: Sisters, progress: Progress, name: str = ""
-) -> Sent:
+) -> tuple[Sent, Descriptor]:
     """Downloads what the sink does not have and writes the image, each weight read once."""
     settings, destination = parts.settings, parts.destination
     sending = Sending(progress, sink)
@@ -222,7 +223,7 @@ def send(
             on_layer=sending,
             remember=memo.remember,
         )
-    return Sent(
+    sent = Sent(
         platform=parts.target.platform,
         name=name or str(destination),
         digest=descriptor.digest,
@@ -230,8 +231,8 @@ def send(
         layers=len(image.layers),
         layers_sent=sending.layers,
         sent=sending.bytes,
-        descriptor=descriptor,
     )
+    return sent, descriptor
 
 
 @contextmanager

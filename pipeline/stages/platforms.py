@@ -46,14 +46,16 @@ def build_platforms(
         holders=sisters,
         journal=settings.upload_journal,
     )
-    sent = []
+    sent, members = [], []
     try:
         for parts in all_parts:
             platform = parts.target.platform
             progress.note(f"{parts.target.key} for {platform}")
             sink = family.member(platform)
-            sent.append(send(parts, hubs, sink, sisters, progress, family.name_of(platform)))
-        index = family.finish([replace(one.descriptor, platform=one.platform) for one in sent])
+            one, descriptor = send(parts, hubs, sink, sisters, progress, family.name_of(platform))
+            sent.append(one)
+            members.append(replace(descriptor, platform=platform))
+        index = family.finish(members)
     except BaseException:
         family.abort()
         raise
