@@ -149,6 +149,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--repair", action="store_true", help="with --weights: repair what can be repaired without the source"
     )
 
+    check.add_argument(
+        "--shards", metavar="DIR", type=Path, help="judge this directory of weights split per rank instead"
+    )
+    check.add_argument("--tp", type=int, metavar="N", help="with --shards: the ranks it will be served with")
+
     budget = add(
         "budget", "say whether a model fits into the chips' memory, and what it leaves for the KV cache"
     )
@@ -299,6 +304,18 @@ def make_parser() -> argparse.ArgumentParser:
     quantize.add_argument(
         "--allow-nonfinite", action="store_true", help="take weights with infinite values or NaN all the same"
     )
+
+    shard = add("shard", "split a directory of weights, one file set per tensor-parallel rank")
+    shard.add_argument("src", metavar="SRC", type=Path, help="float or quantized weights; only read")
+    shard.add_argument("dst", metavar="DST", type=Path, help="where the ranks' files and the side files go")
+    shard.add_argument("--tp", metavar="N", type=int, required=True, help="the number of ranks: 1, 2, 4 or 8")
+    shard.add_argument(
+        "--platform",
+        choices=("310p", "cpu"),
+        default="310p",
+        help="whose key set: vllm-ascend's on 310P (default), or plain vLLM's",
+    )
+    shard.add_argument("--vllm", metavar="VERSION", default="0.20.2", help="the server's version (0.20.2)")
 
     publish = add("publish", "copy a built image to a registry, byte for byte")
     publish.add_argument("image", metavar="KEY|IMAGE", help="a key (its image in oci:build/KEY), or an image")

@@ -23,6 +23,12 @@ def run(options: argparse.Namespace) -> int:
         from pipeline.commands import check_weights
 
         return check_weights.run(options)
+    if options.shards:
+        from pipeline.commands import check_shards
+
+        return check_shards.run(options)
+    if options.tp is not None:
+        raise UsageError("--tp goes with --shards", where="--tp", mend="leave it out")
     if options.repair:
         raise UsageError("--repair goes with --weights", where="--repair", mend="leave it out")
     if options.fix:

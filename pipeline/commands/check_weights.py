@@ -6,8 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.commands.common import showing
-from pipeline.errors import UsageError
+from pipeline.commands.common import require_directory, showing
 from pipeline.reports.output import print_json, print_text
 from pipeline.weights.quant.checks import REPAIR, check_quantized
 from pipeline.weights.quant.repair import repair
@@ -16,10 +15,7 @@ from pipeline.weights.shards.check import Finding, report
 
 def run(options: argparse.Namespace) -> int:
     directory: Path = options.weights
-    if not directory.is_dir():
-        raise UsageError(
-            "there is no such directory", where=str(directory), mend="name a directory of quantized weights"
-        )
+    require_directory(directory, "a directory of quantized weights")
     with showing(options) as progress:
         findings = repair(directory, progress.note) if options.repair else check_quantized(directory)
     failed = any(one.severity == "error" for one in findings)

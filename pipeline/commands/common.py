@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pipeline.catalog.schema import Catalog
 from pipeline.catalog.target import Target, default_destination
+from pipeline.errors import UsageError
 from pipeline.reports.progress import Progress, open_progress
 from pipeline.settings import Settings, read_settings
 
@@ -26,6 +28,12 @@ def showing(options: argparse.Namespace) -> Iterator[Progress]:
         yield progress
     finally:
         progress.close()
+
+
+def require_directory(path: Path, what: str) -> None:
+    """Raises UsageError when `path` is not a directory; `what` says what it should be."""
+    if not path.is_dir():
+        raise UsageError("there is no such directory", where=str(path), mend=f"name {what}")
 
 
 def destination_of(catalog: Catalog, target: Target, settings: Settings) -> str:
