@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import shutil
 import subprocess
 import time
@@ -12,7 +15,7 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
-BRIDGE = "duopack-tests"
+_NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -35,18 +38,17 @@ def running_engine(directory: Path, storage: str = "overlay2", *, network: bool 
     command += [
         "--pidfile",
         directory / "pid",
-        "--bridge",
-        BRIDGE if network else "none",
         "--iptables=false",
         "--add-runtime",
         f"ascend={shutil.which('runc')}",
         "--storage-driver",
         storage,
     ]
-    with _bridge() if network else nullcontext(), (directory / "dockerd.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    log_path = directory / "dockerd.log"
+    with _bridge() if network else nullcontext("none") as bridge, log_path.open("wb") as log:
+        process = subprocess.Popen([*command, "--bridge", bridge], stdout=log, stderr=log)
         try:
-            _wait(address, process, directory / "dockerd.log")
+            _wait(address, process, log_path)
             yield address
         finally:
             process.terminate()
@@ -57,15 +59,21 @@ def running_engine(directory: Path, storage: str = "overlay2", *, network: bool 
 
 
 @contextmanager
-def _bridge() -> Iterator[None]:
-    """A bridge that lives as long as the engine; docker-proxy carries what is published on loopback."""
-    subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
+def _bridge() -> Iterator[str]:
+    """A bridge that lives as long as the engine; docker-proxy carries what is published on loopback.
+
+    Other test runs have theirs: its name and its subnet are nobody else's.
+    """
+    name = f"duo{os.getpid()}-{next(_NUMBERS)}"
+    subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
     try:
-        subprocess.run(["ip", "addr", "add", "172.31.77.1/24", "dev", BRIDGE], check=True)
-        subprocess.run(["ip", "link", "set", BRIDGE, "up"], check=True)
-        yield
+        taken = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+        free = [octet for octet in range(1, 255) if f" 172.31.{octet}." not in taken]
+        subprocess.run(["ip", "addr", "add", f"172.31.{random.choice(free)}.1/24", "dev", name], check=True)
+        subprocess.run(["ip", "link", "set", name, "up"], check=True)
+        yield name
     finally:
-        subprocess.run(["ip", "link", "del", BRIDGE], check=False)
+        subprocess.run(["ip", "link", "del", name], check=False)
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
