@@ -62,7 +62,7 @@ class StreamingEngine:
         return Made(
             files=tuple(sorted(files)),
             groups=summarize(
-                ((one.name, one.type) for one in written if one.role in {"float", "weight"}),
+                ((one.name, one.type) for one in written if one.name.endswith(".weight")),
                 ((one.tensor, one.relative) for one in lost),
             ),
             notes=_zero_rows(lost),

@@ -10,14 +10,11 @@ from typing import Any, Final
 from pipeline.files import disk_errors, require_space, write_atomically
 from pipeline.weights.check import DESCRIPTION, INDEX_SUFFIX, SHARD, read_json
 from pipeline.weights.quant.checks import FLOAT_DTYPES, READABLE, REPAIR, check_quantized
-from pipeline.weights.safetensors import Header, Tensor, read_header
-from pipeline.weights.safetensors_writer import Declared, SafetensorsWriter, lay_out
+from pipeline.weights.quant.rewriting import rewrite, scale_by_bits
+from pipeline.weights.safetensors import Tensor, read_header
 from pipeline.weights.shards.check import Finding
 from pipeline.weights.shards.quantization import FLOAT
-from pipeline.weights.shards.source import changed
 
-BLOCK: Final = 4 << 20
-"""Bytes copied at once."""
 MODE: Final = 0o644
 
 
@@ -54,42 +51,11 @@ def _modes(directory: Path, note: Callable[[str], None]) -> None:
 
 def _deq_scales(directory: Path, note: Callable[[str], None]) -> None:
     for path in _weight_files(directory):
-        header = read_header(path)
-        wrong = [name for name, one in header.tensors.items() if _is_float_scale(name, one)]
+        wrong = [name for name, one in read_header(path).tensors.items() if _is_float_scale(name, one)]
         if wrong:
             require_space(directory, path.stat().st_size * 2, purpose=f"writing {path.name} anew")
-            _rewrite(path, header)
+            rewrite(path, path, dict.fromkeys(wrong, scale_by_bits()))
             note(f"{path.name}: {len(wrong)} deq_scale as int64, by bits")
-
-
-def _rewrite(path: Path, header: Header) -> None:
-    """The file with its float32 scales as int64; everything else as it was."""
-    declared = [
-        Declared(name, "I64" if _is_float_scale(name, one) else one.dtype, one.shape)
-        for name, one in header.tensors.items()
-    ]
-    layout = lay_out(declared, header.metadata)
-    with path.open("rb") as file, SafetensorsWriter(path, layout) as writer:
-        for one in layout.tensors:
-            tensor = header.tensors[one.name]
-            file.seek(tensor.begin)
-            if one.dtype == tensor.dtype:
-                left = tensor.size
-                while left:
-                    data = file.read(min(left, BLOCK))
-                    if not data:
-                        raise changed(path)
-                    writer.write(data)
-                    left -= len(data)
-            else:
-                writer.write(_by_bits(file.read(tensor.size)))
-
-
-def _by_bits(data: bytes) -> bytes:
-    """Each float32's bits as an int32, widened to int64: what vllm-ascend takes apart again."""
-    import numpy as np
-
-    return np.frombuffer(data, "<i4").astype("<i8").tobytes()
 
 
 def _entries(directory: Path, note: Callable[[str], None]) -> None:
