@@ -54,7 +54,8 @@ def docker_line(spec: ContainerSpec) -> DockerLine:
     if spec.runtime:
         options.append(("--runtime", spec.runtime))
     options += [("--device", _mapped(host, inner)) for host, inner in spec.devices]
-    options += [("--volume", f"{path}:{path}:ro") for path in spec.mounts]
+    # Unlike --volume, --mount makes no directory of a path that the host lacks.
+    options += [("--mount", f"type=bind,source={path},target={path},readonly") for path in spec.mounts]
     options += [("--env", f"{name}={value}") for name, value in spec.env.items()]
     options.append(("--publish", f"{spec.host_port}:{spec.port}"))
     if spec.shm_size:
@@ -74,7 +75,9 @@ def engine_arguments(spec: ContainerSpec) -> dict[str, Any]:
         "name": spec.name,
         "runtime": spec.runtime,
         "devices": [f"{host}:{inner}" for host, inner in spec.devices],
-        "volumes": [f"{path}:{path}:ro" for path in spec.mounts],
+        "mounts": [
+            {"Type": "bind", "Source": path, "Target": path, "ReadOnly": True} for path in spec.mounts
+        ],
         "environment": dict(spec.env),
         "ports": {f"{spec.port}/tcp": spec.host_port},
         "shm_size": spec.shm_size or None,
@@ -97,7 +100,10 @@ def compose_document(spec: ContainerSpec) -> dict[str, Any]:
     if spec.devices:
         service["devices"] = [f"{host}:{inner}" for host, inner in spec.devices]
     if spec.mounts:
-        service["volumes"] = [f"{path}:{path}:ro" for path in spec.mounts]
+        # The long form, of which old compose makes no directory on the host either.
+        service["volumes"] = [
+            {"type": "bind", "source": path, "target": path, "read_only": True} for path in spec.mounts
+        ]
     if spec.env:
         # A `$` is the compose file's own unless it is doubled.
         service["environment"] = {name: value.replace("$", "$$") for name, value in spec.env.items()}

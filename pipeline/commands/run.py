@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.ascend.container import chips_in
+from pipeline.ascend.container import RUNTIME, chips_in
 from pipeline.ascend.spec import ContainerSpec, compose_document, docker_line, kubernetes_documents
 from pipeline.commands.common import settings_of, showing
 from pipeline.commands.looking import find_image, open_image
@@ -149,21 +149,22 @@ def _write(
             source = open_image(reference, settings, progress)
             image = describe_registry(source, reference.wanted, reference.name_tag, options.platform)
         ranks = image.profile(wish.profile).ranks
-        if not wish.chips and not options.k8s:
+        if not wish.chips and (options.print or options.compose):
             from pipeline.stages.containers import list_containers
 
             client = _engine(stack)
             chips = choose_chips(ranks, look_around(client, list_containers(client), settings.devices))
         else:
             chips = wish.chips
-    runtimes = () if options.no_runtime or options.k8s else ("ascend",)
+    runtimes = () if options.no_runtime else (RUNTIME,)
     spec = make_spec(image, wish, chips, runtimes=runtimes, devices=settings.devices)
     if options.print:
         print_text(docker_line(spec).text(literal=True))
     if options.compose:
         _write_yaml(options.compose, [compose_document(spec)])
     if options.k8s:
-        _write_yaml(options.k8s, kubernetes_documents(spec))
+        # The device plugin gives the chips, so the pod names none.
+        _write_yaml(options.k8s, kubernetes_documents(replace(spec, env=dict(wish.env or {}))))
     return 0
 
 

@@ -358,6 +358,7 @@ def test_the_printed_command_is_what_the_engine_is_told(made: ContainerSpec) -> 
     assert again.value("--shm-size") == told["shm_size"]
     assert again.ports == ((str(made.host_port), str(made.port)),)
     assert again.chips == (made.chips if made.devices else ())
+    assert len(again.values("--mount")) == len(told["mounts"]) == len(made.mounts)
     assert judge_container(ContainerCase(again), "0.20.2rc1") == ()
 
 
