@@ -1,0 +1,109 @@
+"""The known failures held against the lines of one run of a server, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from pipeline.serving.failures.failure import Failure, Kind, Text, holds_test
+from pipeline.serving.header import Header
+from pipeline.serving.health import Health
+from pipeline.serving.logs import Line
+
+_QUIET = {"DEBUG", "INFO", "WARNING"}
+_BEYOND = "beyond_graphs"
+FACTS = frozenset({one.name for one in fields(Health)} | {_BEYOND})
+"""The numbers that a failure's `health` may test."""
+_FROM_USERS = ("Received request ", "Added request ", "Generated response ")
+"""Records that quote what users sent or were answered; these words are not the server's."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A failure that was met: the first line that shows it, the number of the last one, and how many did.
+
+    `certain` is False where the log's header does not tell what the failure depends on.
+    """
+
+    failure: Failure
+    line: Line
+    last: int
+    count: int
+    certain: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Failures, prepared for the search: what to look for in quiet lines, and in all others."""
+
+    failures: tuple[Failure, ...]
+    loud: tuple[tuple[str, Text, Failure], ...]
+    quiet: tuple[tuple[str, Text, Failure], ...]
+    along: tuple[tuple[str, Text], ...]
+
+
+def table_of(failures: Sequence[Failure]) -> Table:
+    texts = tuple((text.needle, text, failure) for failure in failures for text in failure.texts)
+    along = {text: None for failure in failures for text in failure.along}
+    return Table(
+        tuple(failures),
+        texts,
+        tuple(row for row in texts if row[2].quiet),
+        tuple((text.needle, text) for text in along),
+    )
+
+
+@dataclass
+class Matcher:
+    """Takes lines as they come; keeps one line and two numbers for each failure."""
+
+    table: Table
+    _met: dict[str, tuple[Line, int, int]] = field(default_factory=dict)
+    _along: set[Text] = field(default_factory=set)
+
+    def add(self, line: Line) -> None:
+        words = line.text
+        if words.startswith(_FROM_USERS) and "output: " not in words:
+            return
+        for needle, along in self.table.along:
+            if needle in words and along not in self._along and along.found_in(words):
+                self._along.add(along)
+        for needle, text, failure in self.table.quiet if line.level in _QUIET else self.table.loud:
+            if needle in words and text.found_in(words):
+                first, _, count = self._met.get(failure.id, (line, 0, 0))
+                self._met[failure.id] = (first, line.number, count + 1)
+
+    def matches(self, header: Header, health: Health, *, alone: bool) -> tuple[Match, ...]:
+        """What was met: causes before what follows from them, certain before likely, then by time and process.
+
+        `alone` says that no error was raised that explains the rest.
+        """
+        facts = facts_of(health, header)
+        met: dict[str, Match] = {}
+        for failure in self.table.failures:
+            holds = failure.when.holds(header)
+            if holds is False or (failure.alone and not alone):
+                continue
+            if failure.health and all(holds_test(facts[name], test) for name, test in failure.health.items()):
+                words = ", ".join(f"{name} {facts[name]}" for name in failure.health)
+                met[failure.id] = Match(failure, Line(0, words), 0, 1, certain=holds is True)
+            elif failure.id in self._met and self._along.issuperset(failure.along):
+                met[failure.id] = Match(failure, *self._met[failure.id], certain=holds is True)
+        kept = [
+            match for match in met.values() if not any(better in met for better in match.failure.yields_to)
+        ]
+        return tuple(sorted(kept, key=_order))
+
+
+def facts_of(health: Health, header: Header) -> dict[str, object]:
+    """The numbers by name; `beyond_graphs` is how many requests ran beyond the largest captured batch."""
+    facts: dict[str, object] = {one.name: getattr(health, one.name) for one in fields(Health)}
+    sizes = header.option("compilation_config.cudagraph_capture_sizes")
+    numbers = [size for size in sizes if isinstance(size, int)] if isinstance(sizes, (list, tuple)) else []
+    facts[_BEYOND] = health.running_max - max(numbers) if numbers else None
+    return facts
+
+
+def _order(match: Match) -> tuple[int, bool, str, int, int]:
+    line = match.line
+    return list(Kind).index(match.failure.kind), not match.certain, line.when, line.role, line.number
