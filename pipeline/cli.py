@@ -363,9 +363,38 @@ def make_parser() -> argparse.ArgumentParser:
     )
     smoke.add_argument("--start-limit", metavar="MINUTES", type=float, default=60.0, help="default: 60")
 
+    _bases(add)
     _carrying(add)
     add("demo", "the whole job on a tiny model, offline, in about a minute")
     return parser
+
+
+def _bases(add: Callable[..., argparse.ArgumentParser]) -> None:
+    bases = add("bases", "show the bases of the catalog and what they can do, or build one from a checkout")
+    bases.add_argument("action", nargs="?", choices=("build",), help="make a base with docker, and lock it")
+    bases.add_argument("--tags", action="store_true", help="the tags of the bases' repositories too")
+    bases.add_argument(
+        "--source", type=Path, metavar="DIR", help="build: a checkout of vllm-ascend with its Dockerfile"
+    )
+    bases.add_argument("--name", metavar="KEY", help="build: the base's key (default: local)")
+    bases.add_argument("--file", metavar="NAME", help="build: default: Dockerfile.310p.openEuler")
+    bases.add_argument(
+        "--platform", metavar="OS/ARCH", choices=PLATFORMS, help="build: default: the catalog's"
+    )
+    bases.add_argument(
+        "--build-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="build: an ARG of the Dockerfile",
+    )
+    bases.add_argument("--network", choices=("host", "none"), help="build: what its RUN steps reach")
+    bases.add_argument(
+        "--builder",
+        choices=("docker", "docker-classic"),
+        default="docker",
+        help="build: BuildKit (default), or the classic builder",
+    )
 
 
 def _carrying(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -49,6 +49,8 @@ class Recipe:
     dockerfile: str = "Dockerfile"
     builder: Builder = Builder.BUILDKIT
     arguments: Mapping[str, str] = field(default_factory=dict)
+    network: str | None = None
+    """What RUN steps reach: host, none; absent: the engine's default."""
 
 
 class Engine:
@@ -76,6 +78,7 @@ class Engine:
             "rm": "1",
             "forcerm": "1",
             "buildargs": json.dumps(dict(recipe.arguments)),
+            **({"networkmode": recipe.network} if recipe.network else {}),
         }
         api = self._api
         log = _Log(on_line)

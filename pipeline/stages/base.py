@@ -17,6 +17,9 @@ from pipeline.oci.places import open_source
 from pipeline.oci.reference import DEFAULT_TAG, Reference
 from pipeline.settings import Settings
 
+LOCAL_BASE = "duopack-base"
+"""The repository under which an engine has a base that is in no registry."""
+
 
 @dataclass(frozen=True)
 class OpenBase:

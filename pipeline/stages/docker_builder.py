@@ -17,15 +17,13 @@ from pipeline.oci.reference import Reference
 from pipeline.oci.tar import TarLayer
 from pipeline.oci.transfer import write_image
 from pipeline.reports.progress import Bar, Progress
+from pipeline.stages.base import LOCAL_BASE
 from pipeline.stages.build import Built, Parts, Sent, built_of, fetched
 from pipeline.stages.dockerfile import make_dockerfile
 from pipeline.stages.sending import Sending
 
 if TYPE_CHECKING:
     from pipeline.hubs.hub import Hub
-
-BASE_REPOSITORY = "duopack-base"
-"""Where the engine gets a base that is in no registry; the tag is the beginning of its digest."""
 
 
 def dockerfile_of(parts: Parts) -> str:
@@ -92,7 +90,7 @@ def _base_name(parts: Parts) -> str:
     base = parts.base
     if base.reference.transport == "docker":
         return f"{_repository(base.reference)}@{base.digest}"
-    return f"{BASE_REPOSITORY}:{base.digest.hex[:16]}"
+    return f"{LOCAL_BASE}:{base.digest.hex[:16]}"
 
 
 def _repository(reference: Reference) -> str:
