@@ -57,11 +57,17 @@ def _as_text(one: Reviewed) -> str:
 def _as_fixed(one: Reviewed) -> str:
     """The corrected command, and as comments what no program can decide."""
     head = [f"# {one.where}: {_what(one)}"]
-    return "\n".join([*head, *(f"# {line.strip()}" for line in _lines(one.remaining)), one.fixed])
+    fixed = [one.fixed] if one.fixed else []
+    return "\n".join([*head, *(f"# {line.strip()}" for line in _lines(one.remaining)), *fixed])
 
 
 def _what(one: Reviewed) -> str:
-    return f"vllm serve, {one.model}" if one.kind == "serve" else f"docker run, {one.model}"
+    names = {
+        "serve": f"vllm serve, {one.model}",
+        "docker": f"docker run, {one.model}",
+        "image": "an image is made",
+    }
+    return names[one.kind]
 
 
 def _count(findings: Sequence[Finding]) -> str:

@@ -18,6 +18,7 @@ from pipeline.ascend.rules import (
     errors_first,
     judge_case,
     judge_container,
+    judge_text,
 )
 from pipeline.ascend.rules.case import Served
 from pipeline.ascend.rules.container import ContainerCase
@@ -74,7 +75,8 @@ def review(
     """
     cleaned, odd = plain(text)
     commands = find_commands(cleaned, where=where)
-    if not commands:
+    derived = _placed(judge_text(cleaned, base.vllm_ascend), where)
+    if not commands and not derived:
         raise UsageError(
             "there is neither a 'vllm serve' nor a 'docker run' command in it",
             where=where,
@@ -83,7 +85,7 @@ def review(
     serves = [one for one in commands if one.kind == "serve"]
     lines = {id(one): read_line(one.words, one.env, base.vllm) for one in serves}
     dockers = [read_docker_line(one.words) for one in commands if one.kind == "docker"]
-    reviewed = []
+    reviewed = [Reviewed(where, "image", where, derived, "", derived)] if derived else []
     for command in commands:
         at = f"{where}:{command.line}"
         if command.kind == "serve":

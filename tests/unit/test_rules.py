@@ -9,7 +9,17 @@ import pytest
 from support.launching import NEW_BASE, OLD_BASE, model, profile, sharded_model
 
 from pipeline.ascend.docker_line import read_docker_line
-from pipeline.ascend.rules import CONTAINER_RULES, RULES, Case, Severity, judge, judge_case, judge_container
+from pipeline.ascend.rules import (
+    CONTAINER_RULES,
+    DERIVED_RULES,
+    RULES,
+    Case,
+    Severity,
+    judge,
+    judge_case,
+    judge_container,
+    judge_text,
+)
 from pipeline.ascend.rules.container import ContainerCase, names_agree
 from pipeline.ascend.rules.page import as_rows, rules_page
 from pipeline.ascend.serve_line import ServeLine, read_line
@@ -202,6 +212,7 @@ WRITTEN: list[tuple[str, ServeLine, Model, str]] = [
     ("dtype", line("--dtype", "auto"), HYBRID, "--dtype float16"),
     ("hccl-expansion", line(HCCL_OP_EXPANSION_MODE="AIV"), HYBRID, "HCCL_OP_EXPANSION_MODE=HOST"),
     ("hccl-ai-cpu-graphs", line(HCCL_OP_EXPANSION_MODE="AI_CPU"), HYBRID, "HCCL_OP_EXPANSION_MODE=HOST"),
+    ("omp-threads", line(OMP_NUM_THREADS="8"), HYBRID, "OMP_NUM_THREADS=1"),
     ("hccl-buffer", line(HCCL_BUFFSIZE="64"), HYBRID, "HCCL_BUFFSIZE=512"),
     (
         "allocator",
@@ -355,6 +366,37 @@ def test_a_name_agrees_when_it_says_what_is_served(container_name: str, served: 
     assert names_agree(container_name, served) == agree
 
 
+# --- Derived images ----------------------------------------------------------------------------------------
+
+BASE_NAME = "quay.io/ascend/vllm-ascend:v0.20.2rc1-310p-openeuler"
+DERIVED = [
+    (
+        "derived-triton",
+        "RUN pip install -U triton-ascend==3.2.0",
+        "RUN pip uninstall -y triton triton-ascend",
+    ),
+    ("derived-triton", "pip3 install \\\n  numpy triton", "# pip install triton\npip install numpy"),
+    ("derived-triton", "pip install https://x/triton-3.1-cp311.whl", "pip install tritonclient"),
+    ("derived-pins", "RUN pip install 'transformers>=5.6'", "RUN pip install msmodelslim==26.1.0"),
+    ("derived-pins", "uv pip install torch==2.11", "uv pip install torchvision"),
+    ("derived-upstream-name", f"docker commit vllm {BASE_NAME}", f"docker pull {BASE_NAME}"),
+    ("derived-upstream-name", f"docker build -f x -t {BASE_NAME} .", "docker build -t me/vllm-ascend:1 ."),
+    (
+        "derived-upstream-name",
+        f"docker tag mine {BASE_NAME}",
+        f"docker tag {BASE_NAME} registry.example/mine:1",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "good"), DERIVED, ids=[f"{n}-{case[0]}" for n, case in enumerate(DERIVED)]
+)
+def test_what_a_script_does_to_an_image_is_judged(rule: str, bad: str, good: str) -> None:
+    assert [one.id for one in judge_text(f"FROM {BASE_NAME}\n{bad}\n", "0.20.2rc1")] == [rule]
+    assert judge_text(f"FROM {BASE_NAME}\n{good}\n", "0.20.2rc1") == ()
+
+
 # --- The data ----------------------------------------------------------------------------------------------
 
 
@@ -362,16 +404,19 @@ def test_every_rule_has_a_case_here() -> None:
     tried = {case[0] for case in CASES} | {case[0] for case in WRITTEN} | {"speculative-young", "environment"}
     assert {rule.id for rule in RULES} == tried
     assert {rule.id for rule in CONTAINER_RULES} == {case[0] for case in CONTAINERS}
+    assert {rule.id for rule in DERIVED_RULES} == {case[0] for case in DERIVED}
 
 
 def test_the_page_of_rules_is_the_data_s() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/rules.md"
     assert page.read_text() == rules_page(), "duopack rules > docs/rules.md"
-    assert {row["id"] for row in as_rows()} == {rule.id for rule in (*RULES, *CONTAINER_RULES)}
+    assert {row["id"] for row in as_rows()} == {
+        rule.id for rule in (*RULES, *CONTAINER_RULES, *DERIVED_RULES)
+    }
 
 
 def test_rules_have_ids_of_their_own_and_say_all_that_a_person_needs() -> None:
-    rules = (*RULES, *CONTAINER_RULES)
+    rules = (*RULES, *CONTAINER_RULES, *DERIVED_RULES)
     assert len({rule.id for rule in rules}) == len(rules)
     for rule in rules:
         assert rule.looks_at

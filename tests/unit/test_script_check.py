@@ -352,6 +352,16 @@ def test_check_and_fix_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["fixed"] in out
 
 
+def test_a_dockerfile_is_judged_by_what_it_does_to_the_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text("FROM quay.io/ascend/vllm-ascend:v0.20.2rc1-310p-openeuler\nRUN pip install triton\n")
+    assert run("--script", str(file)) == 1
+    assert "derived-triton" in capsys.readouterr().out
+    assert run("--fix", "--script", str(file)) == 1
+
+
 def test_a_newer_base_judges_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     text = f"vllm serve /models/Qwen3.5-9B {GUIDE['serve-9b'].split('Qwen3.5-9B', 1)[1]}".replace(
         "path /", "path /media"

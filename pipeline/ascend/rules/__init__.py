@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeline.ascend.rules import container, graphs, hybrid, limits, serving, surroundings, weights
+from pipeline.ascend.rules import container, derived, graphs, hybrid, limits, serving, surroundings, weights
 from pipeline.ascend.rules.case import Case, case_of
 from pipeline.ascend.rules.container import ContainerCase
+from pipeline.ascend.rules.derived import TextCase
 from pipeline.ascend.rules.rule import Finding, Rule, Severity
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTAINER_RULES",
+    "DERIVED_RULES",
     "RULES",
     "Case",
     "Finding",
@@ -28,6 +30,7 @@ __all__ = [
     "judge",
     "judge_case",
     "judge_container",
+    "judge_text",
 ]
 
 RULES: tuple[Rule[Case], ...] = (
@@ -39,6 +42,7 @@ RULES: tuple[Rule[Case], ...] = (
     *serving.RULES,
 )
 CONTAINER_RULES: tuple[Rule[ContainerCase], ...] = container.RULES
+DERIVED_RULES: tuple[Rule[TextCase], ...] = derived.RULES
 
 
 def judge(model: Model, profile: Profile, base: Base) -> tuple[Finding, ...]:
@@ -54,6 +58,12 @@ def judge_case(case: Case) -> tuple[Finding, ...]:
 def judge_container(case: ContainerCase, vllm_ascend: str) -> tuple[Finding, ...]:
     """What the rules say of a `docker run`; errors first."""
     return errors_first(found for rule in CONTAINER_RULES if (found := rule.judge(case, vllm_ascend)))
+
+
+def judge_text(text: str, vllm_ascend: str) -> tuple[Finding, ...]:
+    """What the rules say of a script or Dockerfile that makes an image; errors first."""
+    case = TextCase.of(text)
+    return errors_first(found for rule in DERIVED_RULES if (found := rule.judge(case, vllm_ascend)))
 
 
 def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

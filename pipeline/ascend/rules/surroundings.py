@@ -127,6 +127,16 @@ RULES: tuple[Rule[Case], ...] = (
         fix=lambda case: case.line.with_env("HCCL_BUFFSIZE", "512"),
     ),
     Rule(
+        "omp-threads",
+        Severity.WARNING,
+        "OMP_NUM_THREADS",
+        lambda case: when(case.env.get("OMP_NUM_THREADS", "1") != "1", case.env.get("OMP_NUM_THREADS")),
+        "OMP_NUM_THREADS={}: each rank gets as many threads, and they take the cores from vLLM's own",
+        "set 1, as the base image does",
+        "the deployment guide, chapter 5.1; the base image's own environment",
+        fix=lambda case: case.line.with_env("OMP_NUM_THREADS", "1"),
+    ),
+    Rule(
         "environment",
         Severity.NOTE,
         ", ".join(one.name for one in VARIABLES if one.name != HCCL),
