@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> int:
     source, destination, expected = _places(options, catalog, settings)
     refuse_base_as_destination(destination, base_names(catalog, settings.catalog.parent, None))
     with showing(options) as progress:
-        done = publish(source, destination, settings, progress, expected)
+        whole = options.platform is None
+        done = publish(source, destination, settings, progress, expected, whole=whole)
     if options.json:
         print_json(asdict(done))
     else:
@@ -59,12 +60,12 @@ def _places(
             mend="set DUOPACK_REGISTRY=registry.example/namespace, or publish.repository in models.yaml, or give --to",
         )
     # A name that follows from the catalog tells the base; one that was given says what its giver knows.
-    base = None if options.to else _locked_base(target, settings)
-    return source, destination, Expected(target, base)
+    bases = None if options.to else _locked_bases(target, settings)
+    return source, destination, Expected(target, bases)
 
 
-def _locked_base(target: Target, settings: Settings) -> Digest:
-    """The base's digest that models.lock has. Raises DuopackError when it has none."""
+def _locked_bases(target: Target, settings: Settings) -> dict[str, Digest]:
+    """The base's digests that models.lock has. Raises DuopackError when it has none."""
     base = read_lock(settings.lock).bases.get(target.base_key)
     if base is None or target.platform not in base.platforms:
         raise DuopackError(
@@ -72,4 +73,4 @@ def _locked_base(target: Target, settings: Settings) -> Digest:
             where=str(settings.lock),
             mend=f"take the models.lock that the image was built with, or run 'duopack build {target.key}' first",
         )
-    return base.platforms[target.platform]
+    return base.platforms

@@ -29,8 +29,11 @@ class Family(Protocol):
         """Where the image for a platform goes."""
         ...
 
-    def finish(self, members: Sequence[Descriptor]) -> Descriptor | None:
-        """Makes them visible together; the index's descriptor, where the place can hold one."""
+    def finish(self, members: Sequence[Descriptor], index: bytes | None = None) -> Descriptor | None:
+        """Makes them visible together; the index's descriptor, where the place can hold one.
+
+        `index` is the index as it was elsewhere; absent, one is made.
+        """
         ...
 
     def abort(self) -> None:
@@ -95,10 +98,10 @@ class IndexFamily:
             by_digest=True,
         )
 
-    def finish(self, members: Sequence[Descriptor]) -> Descriptor:
+    def finish(self, members: Sequence[Descriptor], index: bytes | None = None) -> Descriptor:
         sink = open_sink(self.reference)
         assert isinstance(sink, IndexSink)
-        return sink.put_index(make_index(members))
+        return sink.put_index(index or make_index(members))
 
     def abort(self) -> None:
         """Images without a name stay, as blobs do: the next run needs them."""
@@ -124,7 +127,7 @@ class ArchiveFamily:
     def member(self, platform: str) -> Sink:
         return _ArchiveMember(self.archive, self.name_of(platform))
 
-    def finish(self, members: Sequence[Descriptor]) -> None:  # noqa: ARG002
+    def finish(self, members: Sequence[Descriptor], index: bytes | None = None) -> None:  # noqa: ARG002
         self.archive.finish()
 
     def abort(self) -> None:
@@ -143,7 +146,7 @@ class EngineFamily:
     def member(self, platform: str) -> Sink:
         return open_sink(of_platform(self.reference, platform))
 
-    def finish(self, members: Sequence[Descriptor]) -> None:
+    def finish(self, members: Sequence[Descriptor], index: bytes | None = None) -> None:
         """Each image is there since it was written."""
 
     def abort(self) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.catalog.target import Target
 from pipeline.errors import DuopackError, UsageError, quoted
 from pipeline.oci.digest import Digest
-from pipeline.oci.documents import config_platform, parse_object, resolve, same_platform
+from pipeline.oci.documents import (
+    Index,
+    config_platform,
+    parse_document,
+    parse_object,
+    resolve,
+    same_platform,
+)
+from pipeline.oci.index import open_family
 from pipeline.oci.model import MAX_CONFIG, Source
 from pipeline.oci.places import open_sink, open_source
 from pipeline.oci.reference import Reference, parse_reference
@@ -35,10 +44,24 @@ class Published:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the image of a key must be, since its name and tag will say so. `base` is None when they do not."""
+    """What the image of a key must be, since its name and tag will say so.
+
+    `bases` has the base's digest for each platform; it is None when the name does not tell the base.
+    """
 
     target: Target
-    base: Digest | None
+    bases: Mapping[str, Digest] | None
+
+    def on(self, platform: str) -> Expected:
+        """The same for another platform. Raises DuopackError for one that is neither the target's nor its base's."""
+        known = [one for one in self.target.base.platforms if same_platform(one, platform)]
+        if not known:
+            raise DuopackError(
+                f"there is an image for {quoted(platform, 60)}, which the base '{self.target.base_key}' does not have",
+                where=self.target.key,
+                mend=_REBUILD,
+            )
+        return replace(self, target=replace(self.target, platform=known[0]))
 
 
 def publish(
@@ -47,11 +70,14 @@ def publish(
     settings: Settings,
     progress: Progress,
     expected: Expected | None = None,
+    *,
+    whole: bool = False,
 ) -> Published:
     """Copies an image; within one registry its layers are mounted, not moved.
 
-    Raises UsageError when source and destination are one place, DuopackError when the image is not what is
-    expected of it or the copy fails.
+    Of several platforms the image of the target's, or with `whole` all of them and their index. Raises UsageError
+    when source and destination are one place, DuopackError when the image is not what is expected of it or the
+    copy fails.
     """
     if replace(source, digest=None) == replace(destination, digest=None):
         raise UsageError(
@@ -59,7 +85,11 @@ def publish(
         )
     images = open_source(source)
     # By digest from here on: a tag that moves meanwhile changes nothing.
-    found = resolve(images, source.wanted, expected.target.platform if expected else None)
+    top, data = images.manifest(source.wanted)
+    index = parse_document(data, top.media_type, where=str(source))
+    if whole and isinstance(index, Index) and len(index.manifests) > 1:
+        return _publish_all(images, index, data, source, destination, settings, progress, expected)
+    found = resolve(images, str(top.digest), expected.target.platform if expected else None)
     if expected:
         _require(expected, _config(images, found.manifest.config), str(source))
     sink = open_sink(destination, mount_from=mountable(source, destination), journal=settings.upload_journal)
@@ -68,6 +98,40 @@ def publish(
         images, found.descriptor.digest, None, sink, parallel=settings.parallel, on_layer=sending
     )
     return Published(str(source), str(destination), descriptor.digest, sending.layers, sending.bytes)
+
+
+def _publish_all(
+    images: Source,
+    index: Index,
+    data: bytes,
+    source: Reference,
+    destination: Reference,
+    settings: Settings,
+    progress: Progress,
+    expected: Expected | None,
+) -> Published:
+    """The image of each platform, all looked at before the first moves, then the index as it is."""
+    members = [(one, resolve(images, str(one.digest), None)) for one in index.manifests]
+    for one, found in members:
+        if expected:
+            own = expected.on(one.platform or "")
+            _require(own, _config(images, found.manifest.config), f"{source}@{one.digest}")
+    family = open_family(
+        destination, mount_from=mountable(source, destination), journal=settings.upload_journal
+    )
+    layers = sent = 0
+    try:
+        for one, _ in members:
+            sink = family.member(one.platform or "")
+            sending = Sending(progress, sink)
+            copy_image(images, str(one.digest), None, sink, parallel=settings.parallel, on_layer=sending)
+            layers, sent = layers + sending.layers, sent + sending.bytes
+        made = family.finish([one for one, _ in members], data)
+    except BaseException:
+        family.abort()
+        raise
+    digest = made.digest if made else members[0][0].digest
+    return Published(str(source), str(destination), digest, layers, sent)
 
 
 def under_registry(destination: Reference, registry: str) -> Reference:
@@ -105,8 +169,8 @@ def _require(expected: Expected, config: dict[str, Any], where: str) -> None:
         f"{LABEL}models": ",".join(key for key, _ in target.models),
         f"{LABEL}default-profile": target.script,
     }
-    if expected.base:
-        wanted["org.opencontainers.image.base.digest"] = expected.base
+    if expected.bases is not None:
+        wanted["org.opencontainers.image.base.digest"] = expected.bases.get(target.platform, "")
     for name, value in wanted.items():
         if labels.get(name) != value:
             raise DuopackError(

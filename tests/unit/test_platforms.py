@@ -84,3 +84,33 @@ def test_all_models_in_one_image_and_their_command_lists_them(project, tmp_path)
     assert asked["command"] == "/models/scripts/n2.sh"
     refused(project.run("build", "both", "--profile", "n3"), 2, "'both' has no profile 'n3'", "n1, nn1, n2")
     refused(project.run("build", "both", "--all"), 2, "--all and no KEY")
+
+
+def test_publish_copies_the_whole_index_and_a_platform_when_asked(project, tmp_path):
+    built = project.built("one", "--platform", "all")
+    ran = project.run("publish", "one", "--to", f"oci:{tmp_path}/whole:v1", "--json")
+    assert (ran.code, ran.json["digest"]) == (0, built["digest"]), ran.err
+    source = LayoutSource(tmp_path / "whole")
+    assert resolve(source, "v1", "linux/amd64").descriptor.digest == built["images"][1]["digest"]
+    ran = project.run(
+        "publish", "one", "--to", f"oci:{tmp_path}/one:v1", "--platform", "linux/amd64", "--json"
+    )
+    assert ran.json["digest"] == built["images"][1]["digest"]
+    ran = project.run("publish", f"oci:{tmp_path}/whole:v1", "--to", f"docker-archive:{tmp_path}/x.tar:l/x:1")
+    assert ran.code == 0, ran.err
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        entries = json.load(archive.extractfile("manifest.json"))
+    assert [entry["RepoTags"] for entry in entries] == [["l/x:1-arm64"], ["l/x:1-amd64"]]
+
+
+def test_an_index_that_is_not_what_its_name_says_is_not_published(project, tmp_path):
+    project.built("both", "--platform", "all", "--to", f"oci:{project.work}/one")
+    refused(project.run("publish", "one", "--to", f"oci:{tmp_path}/x:v1"), 1, "io.duopack.models")
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_export_of_several_platforms_asks_for_one(project, tmp_path):
+    project.built("one", "--platform", "all")
+    refused(project.run("export", "one", tmp_path / "x.tar"), 1, "several platforms", "--platform")
+    ran = project.run("export", "one", tmp_path / "x.tar", "--platform", "linux/amd64", "--json")
+    assert ran.code == 0, ran.err
