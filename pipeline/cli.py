@@ -363,10 +363,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     smoke.add_argument("--start-limit", metavar="MINUTES", type=float, default=60.0, help="default: 60")
 
+    _diagnosing(add)
     _bases(add)
     _carrying(add)
     add("demo", "the whole job on a tiny model, offline, in about a minute")
     return parser
+
+
+def _diagnosing(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that look at a server as it runs, or as it ran."""
+    diagnose = add("diagnose", "say from a server's log what went wrong first, and how to mend it")
+    what = diagnose.add_mutually_exclusive_group(required=True)
+    what.add_argument("log", nargs="?", metavar="LOG|CONTAINER|-", help="a file, a container, or stdin")
+    what.add_argument("--table", action="store_true", help="print the table of known failures instead")
 
 
 def _bases(add: Callable[..., argparse.ArgumentParser]) -> None:

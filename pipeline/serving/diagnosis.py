@@ -175,9 +175,9 @@ class _Run:
 
     def matches(self) -> tuple[Match, ...]:
         """What was met, without what only follows from a known cause, and causes that the server outlived."""
-        raised = self.errors.raised
-        alone = raised is None or raised.wrapper
-        found = self.matcher.matches(self.header, self.health.result(), alone=alone)
+        error = self.errors.raised
+        raised = error.line.number if error and not error.wrapper else None
+        found = self.matcher.matches(self.header, self.health.result(), raised=raised)
         found = tuple(match for match in found if not self._outlived(match))
         known = any(match.failure.kind is Kind.CAUSE for match in found)
         return tuple(match for match in found if not (known and match.failure.kind is Kind.CONSEQUENCE))

@@ -22,6 +22,7 @@ _WRAPPERS = (
     "CancelledError",
     "KeyboardInterrupt",
     "SystemExit",
+    "RuntimeError: cancelled",
 )
 MAX_OPEN = 64
 """Tracebacks that may be open at a time, one a process; more processes than that share their places."""
@@ -91,9 +92,10 @@ class ErrorReader:
     def _complete(self, line: Line) -> None:
         """Adds the line below an exception that only counts its errors, as pydantic's does: it has the words."""
         raised = self.raised
-        if raised and line.process == raised.line.process and line.number == raised.line.number + 1:
-            if "validation error" in raised.text and line.text.startswith("  "):
-                self.raised = replace(raised, text=f"{raised.text}:{line.text[1:]}")
+        if raised is None or "validation error" not in raised.text or not line.text.startswith("  "):
+            return
+        if line.process == raised.line.process and line.number == raised.line.number + 1:
+            self.raised = replace(raised, text=f"{raised.text}:{line.text[1:]}")
 
     def first(self) -> SeenError | None:
         """What was first: an exception, else what a logger called an error, else what followed from one unseen."""

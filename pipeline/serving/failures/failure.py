@@ -134,7 +134,7 @@ class Failure:
     when: When = When()
     yields_to: tuple[str, ...] = ()
     alone: bool = False
-    """Whether it is met only where nothing else was raised before."""
+    """Whether it is met only where no error was raised before it."""
     health: Mapping[str, str] = field(default_factory=dict)
     """Tests of the numbers of the engine's lines (`cache_max: over 90`), in place of texts."""
     quiet: bool = False

@@ -73,22 +73,25 @@ class Matcher:
                 first, _, count = self._met.get(failure.id, (line, 0, 0))
                 self._met[failure.id] = (first, line.number, count + 1)
 
-    def matches(self, header: Header, health: Health, *, alone: bool) -> tuple[Match, ...]:
+    def matches(self, header: Header, health: Health, *, raised: int | None = None) -> tuple[Match, ...]:
         """What was met: causes before what follows from them, certain before likely, then by time and process.
 
-        `alone` says that no error was raised that explains the rest.
+        `raised` is the number of the line where the first error was raised.
         """
         facts = facts_of(health, header)
         met: dict[str, Match] = {}
         for failure in self.table.failures:
             holds = failure.when.holds(header)
-            if holds is False or (failure.alone and not alone):
+            if holds is False:
                 continue
             if failure.health and all(holds_test(facts[name], test) for name, test in failure.health.items()):
                 words = ", ".join(f"{name} {facts[name]}" for name in failure.health)
                 met[failure.id] = Match(failure, Line(0, words), 0, 1, certain=holds is True)
             elif failure.id in self._met and self._along.issuperset(failure.along):
                 met[failure.id] = Match(failure, *self._met[failure.id], certain=holds is True)
+        for match in tuple(met.values()):
+            if match.failure.alone and raised is not None and raised < match.line.number:
+                del met[match.failure.id]
         kept = [
             match for match in met.values() if not any(better in met for better in match.failure.yields_to)
         ]
