@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import DuopackError, quoted
 
-MAX_TEXT = 1 << 20
+MAX_TEXT, MAX_LINE = 1 << 20, 400
 _RULE = re.compile(r"^\s*[+|][-=+ ]*[+|]\s*$")
 _PAIR = re.compile(r"(\S+?)\s*/\s*(\S+)")
 _ERROR = re.compile(r"(?:ret|result|errcode|error code)\D{0,12}?(-?\d{3,6})", re.IGNORECASE)
@@ -188,7 +188,7 @@ def _processes(lines: Sequence[str]) -> Iterator[Process]:
 
 def _table(lines: Sequence[str]) -> Iterator[list[str]]:
     for line in lines:
-        bare = line.strip()
+        bare = line[:MAX_LINE].strip()
         if bare.startswith("|") and not _RULE.match(bare):
             yield [cell.strip() for cell in bare.strip("|").split("|")]
 

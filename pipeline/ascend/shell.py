@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from pipeline.ascend.docker_line import read_docker_line
 from pipeline.errors import UsageError
@@ -99,12 +100,14 @@ class _Reader:
 
     def _command(self, words: list[str], line: int, depth: int) -> Iterator[Command]:
         own: dict[str, str] = {}
-        while words:
-            if found := _ASSIGNMENT.fullmatch(words[0]):
+        count = 0
+        while count < len(words):
+            if found := _ASSIGNMENT.fullmatch(words[count]):
                 own[found[1]] = found[2]
-            elif words[0] not in _PREFIXES:
+            elif words[count] not in _PREFIXES:
                 break
-            words = words[1:]
+            count += 1
+        words = words[count:]
         if not words:
             self.known |= own
             self.exported |= {name: value for name, value in own.items() if name in self.exported}
@@ -217,12 +220,13 @@ class _Scanner:
         """The text up to the delimiter that the line just read has named."""
         if not self._documents:
             return None
-        delimiter = self._documents.pop(0)
-        lines = self._text[self._at :].split("\n")
-        end = next((number for number, one in enumerate(lines) if one.strip("\t") == delimiter), len(lines))
-        self._at = min(len(self._text), self._at + sum(len(one) + 1 for one in lines[: end + 1]))
-        self._line += end + 1
-        return "\n".join(lines[:end])
+        delimiter = re.escape(self._documents.pop(0))
+        end = re.compile(rf"^\t*{delimiter}$", re.MULTILINE).search(self._text, self._at)
+        document = self._text[self._at : end.start() if end else len(self._text)]
+        after = end.end() + 1 if end else len(self._text)
+        self._line += self._text.count("\n", self._at, after)
+        self._at = min(after, len(self._text))
+        return document
 
     def _redirection(self) -> None:
         document = re.compile(r"<<-?[ \t]*['\"]?(\w+)['\"]?").match(self._text, self._at)
@@ -313,10 +317,8 @@ def _is_number(word: _Word) -> bool:
 
 def _joined(pieces: _Word) -> _Word:
     """Neighbours of one kind as one piece, so that `$X` in two pieces is seen whole."""
-    joined: _Word = []
-    for piece in pieces:
-        if joined and joined[-1].open and piece.open:
-            joined[-1] = _Piece(joined[-1].text + piece.text, open=True)
-        else:
-            joined.append(piece)
+    joined = [
+        _Piece("".join(piece.text for piece in group), open=open_)
+        for open_, group in groupby(pieces, key=lambda piece: piece.open)
+    ]
     return joined or [_Piece("", open=False)]

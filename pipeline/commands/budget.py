@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _changes(options: argparse.Namespace) -> Changes:
     share = options.utilization
+    if options.compare and options.tp:
+        raise UsageError("--compare shows 1, 2 and 4 chips", where="--tp", mend="leave out one of the two")
     if share is not None and not 0 < share < 1:
         raise UsageError(f"{share} is no share", where="--utilization", mend="give for example 0.8")
     for name in ("max_model_len", "max_num_seqs"):

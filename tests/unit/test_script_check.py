@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,6 +91,16 @@ def test_what_is_no_shell_text_is_refused_in_words(text: str) -> None:
 def test_pieces_of_shell_text_harm_nobody(text: str) -> None:
     with suppress(UsageError):
         find_commands(text, where="t")
+
+
+@pytest.mark.parametrize(
+    "piece", ["$", "$(", "<<a\na\n", "'a'", "a=b ", "\\\n", "(", "${x", "docker tag -a ", "pip install "]
+)
+def test_a_long_text_of_anything_is_read_in_a_moment(piece: str, catalog: Catalog) -> None:
+    started = time.monotonic()
+    with suppress(UsageError):
+        review(piece * (300_000 // len(piece)), catalog, catalog.bases["v0.20.2rc1"], where="t")
+    assert time.monotonic() - started < 10
 
 
 def test_a_command_in_itself_ends() -> None:
