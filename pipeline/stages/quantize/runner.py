@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,9 @@ from pipeline.reports.progress import Progress
 from pipeline.stages.quantize.environment import find_environment, make_environment
 
 OnLine = Callable[[str], None]
-TAIL: Final = 60
+TAIL: Final = 400
 """Lines of output kept for an error."""
+EXCEPTION: Final = re.compile(r"[\w.]*(Error|Exception|Exit)\b")
 PATIENCE: Final = 20.0
 """Seconds that msmodelslim gets to end when it is asked to."""
 
@@ -109,9 +111,9 @@ def quant_arguments(call: Call, *, device: str) -> list[str]:
 
 
 def failed(code: int, lines: Sequence[str]) -> DuopackError:
-    """What a person should see of a run that ended badly: the last line that tells why."""
-    telling = [line for line in lines if "Error" in line or "Message:" in line or "Exception" in line]
-    why = (telling or list(lines) or ["it printed nothing"])[-1]
+    """What a person should see of a run that ended badly: the first error, of which later ones are consequences."""
+    telling = [line for line in lines if EXCEPTION.match(line)]
+    why = telling[0] if telling else [*lines, "it printed nothing"][max(len(lines) - 1, 0)]
     killed = " (killed: out of memory?)" if code in {-9, 137} else ""
     return DuopackError(
         f"msmodelslim ended with exit code {code}{killed}: {quoted(why.strip(), 500)}",
