@@ -17,6 +17,9 @@ FAMILIES: Final = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe",
 }
 
+W8A8SC: Final = "w8a8sc"
+"""No recipe of ours: upstream has one of its own, and the engine of this name runs it."""
+
 
 def recipe_names() -> tuple[str, ...]:
     """The recipes that come with the project."""
@@ -29,6 +32,8 @@ def find_recipe(name: str, architecture: str, *, where: str) -> Recipe:
 
     Raises UsageError when there is none.
     """
+    if name == W8A8SC:
+        return Recipe(name, "", {"apiversion": "modelslim_v0", "spec": {"process": []}}, f"recipe {name}")
     if name in KINDS:
         family = FAMILIES.get(architecture)
         full = f"{family}-{name}"
@@ -48,7 +53,7 @@ def find_recipe(name: str, architecture: str, *, where: str) -> Recipe:
     raise UsageError(
         f"'{quoted(name)}' is neither a recipe nor a file",
         where="--recipe",
-        mend=f"give one of {', '.join((*KINDS, *recipe_names()))}, or a YAML file for msmodelslim",
+        mend=f"give one of {', '.join((*KINDS, W8A8SC, *recipe_names()))}, or a YAML file for msmodelslim",
     )
 
 

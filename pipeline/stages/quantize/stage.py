@@ -28,7 +28,7 @@ from pipeline.stages.made_directory import (
 )
 from pipeline.stages.quantize.contract import Engine, Job
 from pipeline.stages.quantize.journal import Journal
-from pipeline.stages.quantize.recipes import find_recipe
+from pipeline.stages.quantize.recipes import W8A8SC, find_recipe
 from pipeline.stages.quantize.record import RECORD, QuantizationRecord, read_record
 from pipeline.stages.quantize.streaming import StreamingEngine
 from pipeline.weights.check import DESCRIPTION
@@ -112,10 +112,16 @@ def _engine(name: str, engines: Mapping[str, Engine], job: Job) -> Engine:
         uncovered = streaming.covers(job)
         if uncovered is None:
             return streaming
-        job.progress.note(f"not by the streaming engine: {uncovered.what}")
-        name = "msmodelslim"
+        name = W8A8SC if job.recipe.name == W8A8SC else "msmodelslim"
+        job.progress.note(f"by {name}: {uncovered.what}")
         if name not in engines:
             raise uncovered
+    if (name == W8A8SC) != (job.recipe.name == W8A8SC):
+        raise UsageError(
+            f"the engine {quoted(name)} does not run the recipe {quoted(job.recipe.name)}",
+            where="--engine",
+            mend=f"the recipe and the engine {W8A8SC} go together; leave out --engine",
+        )
     if name not in engines:
         raise UsageError(
             f"there is no engine '{quoted(name)}'",
