@@ -377,6 +377,41 @@ def _diagnosing(add: Callable[..., argparse.ArgumentParser]) -> None:
     what.add_argument("log", nargs="?", metavar="LOG|CONTAINER|-", help="a file, a container, or stdin")
     what.add_argument("--table", action="store_true", help="print the table of known failures instead")
 
+    bench = add("bench", "measure how fast a running server answers, at several requests at a time")
+    bench.add_argument("url", metavar="URL", help="a running server, http://HOST:PORT")
+    bench.add_argument("--concurrency", default="1,2,4,8", metavar="N,N", help="default: 1,2,4,8")
+    bench.add_argument("--input-tokens", type=int, default=512, metavar="N", help="default: 512")
+    bench.add_argument("--output-tokens", type=int, default=128, metavar="N", help="default: 128")
+    bench.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="at each concurrency (default: 4 for each place, at least 8)",
+    )
+    bench.add_argument("--model", metavar="NAME", help="a served name (default: the first)")
+    bench.add_argument(
+        "--with",
+        dest="tool",
+        choices=("auto", "own", "vllm"),
+        default="auto",
+        help="what makes the requests: 'vllm bench serve' where it is on PATH, or duopack itself",
+    )
+    bench.add_argument("--container", metavar="NAME", help="run 'vllm bench serve' in the server's container")
+    bench.add_argument(
+        "--seed", type=int, metavar="N", help="of the prompts (default: another one each time)"
+    )
+    bench.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    bench.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
+    bench.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="an earlier result; exit 1 when output is slower than it",
+    )
+    bench.add_argument(
+        "--tolerance", type=float, default=0.05, metavar="X", help="share that may be lost (default: 0.05)"
+    )
+
 
 def _bases(add: Callable[..., argparse.ArgumentParser]) -> None:
     bases = add("bases", "show the bases of the catalog and what they can do, or build one from a checkout")

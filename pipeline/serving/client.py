@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import DuopackError, UsageError, quoted
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 MAX_ANSWER = 16 << 20
 
@@ -35,9 +40,14 @@ class ServedModel:
 
 
 class ServerClient:
-    """One server at a base URL such as http://127.0.0.1:12320; times in seconds."""
+    """One server at a base URL such as http://127.0.0.1:12320; times in seconds.
 
-    def __init__(self, url: str, *, timeout: float = 300.0, api_key: str | None = None) -> None:
+    `connections` is how many requests may be under way at a time; threads can share a client.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = 300.0, api_key: str | None = None, connections: int = 1
+    ) -> None:
         import urllib3
 
         if "@" in url.partition("?")[0]:
@@ -52,7 +62,7 @@ class ServerClient:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = timeout
-        self._pool = urllib3.PoolManager(retries=False)
+        self._pool = urllib3.PoolManager(retries=False, maxsize=connections)
 
     def healthy(self) -> bool:
         """Whether `/health` answers 200 now; a server that does not listen yet is not an error here."""
@@ -96,6 +106,36 @@ class ServerClient:
                 f"a chat completion was answered with {answer.status}: {_shown(answer.body)}",
                 where=self.url,
                 mend="read the server's log: its first error is the cause",
+            ) from error
+
+    @contextmanager
+    def stream(self, method: str, path: str, body: Any, *, timeout: float) -> Iterator[BaseHTTPResponse]:
+        """An answer that is read as it comes; `timeout` is for each piece. The connection is closed when it is left
+        in the middle. Raises DuopackError for any status but 200, and when the stream breaks.
+        """
+        import urllib3
+
+        try:
+            response = self._pool.request(
+                method,
+                self.url + path,
+                body=json.dumps(body).encode(),
+                headers=self._headers,
+                timeout=timeout,
+                preload_content=False,
+            )
+            try:
+                if response.status != 200:
+                    said = response.read(4096).decode("utf-8", "replace")
+                    raise DuopackError(f"{method} {path} was answered with {response.status}: {quoted(said)}")
+                yield response
+                response.drain_conn()
+                response.release_conn()
+            finally:
+                response.close()
+        except urllib3.exceptions.HTTPError as error:
+            raise DuopackError(
+                f"no whole answer to {method} {path}: {quoted(str(error))}", where=self.url
             ) from error
 
     def ask(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Answer:

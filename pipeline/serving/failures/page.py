@@ -25,10 +25,10 @@ What `duopack diagnose` knows, as data: `pipeline/serving/failures/*.yaml`. This
 looks so.
 
 A **cause** ends a server or spoils its answers. A **consequence** is told where nothing before it is known. A **note**
-is about a server that goes on. In a text "…" stands for anything on the same line, and `^` for its beginning, after times
-and process names are taken off. Where an entry holds only for some versions or options, the log's header must say so; a
-log without its header gets it as likely. `#N` in a source is issue or pull request N of the repository before it, and
-"run" was seen with vLLM itself.
+is about a server that goes on. In a text "…" stands for anything on the same line, and `^` for its beginning, after
+times and process names are taken off. Where an entry holds only for some versions or options, the log's header must say
+so; a log without its header gets it as likely. `#N` in a source is issue or pull request N of the repository before it,
+and "run" was seen with vLLM itself.
 
 Lines that begin with `container:` are what the engine knows of a container, with `smoke:` what a check of the server
 saw.
