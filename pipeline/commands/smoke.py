@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from pipeline.catalog.load import load_catalog
 from pipeline.catalog.target import Target, find_target
@@ -72,7 +73,8 @@ def _started(
             "command": [f"/models/scripts/{target.profile_name}.sh"],
             "runtime": wanted.runtime,
             "devices": [f"{device}:{device}" for device in wanted.devices],
-            "volumes": [f"{path}:{path}:ro" for path in wanted.mounts],
+            # Of a path that the host does not have, docker would make a directory there.
+            "volumes": [f"{path}:{path}:ro" for path in wanted.mounts if Path(path).exists()],
             "environment": wanted.env,
             "shm_size": wanted.shm_size,
         }
