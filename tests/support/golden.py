@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
+
+from support.archives import untar
 
 from pipeline.weights.safetensors import read_header
 
@@ -14,9 +15,7 @@ DATA = Path(__file__).parents[1] / "unit" / "data" / "golden"
 
 
 def unpack(directory: Path) -> Path:
-    with tarfile.open(DATA / "golden.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+    return untar(DATA / "golden.tar.xz", directory)
 
 
 def digests() -> dict[str, dict[str, list[str]]]:

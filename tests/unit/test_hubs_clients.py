@@ -238,11 +238,14 @@ def test_one_bad_file_among_good_ones_is_the_one_named(hub, kind, tmp_path):
 
 
 FETCH = """
+import signal
 import sys
 from pathlib import Path
 from pipeline.catalog.schema import Source
 from pipeline.files import FileRecord
 from pipeline.hubs import open_hub
+# A shell starts what runs in its background with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 kind, directory, path, size = sys.argv[1:]
 hub = open_hub(Source(**{kind: "Qwen/demo"}), relative_to=Path())
 hub.fetch([FileRecord(path, int(size), "")], Path(directory), lambda path, count: print(count, flush=True))
