@@ -46,14 +46,21 @@ def check_relative_path(path: str, *, where: str) -> str:
     return PurePosixPath(path).as_posix()
 
 
-def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """The sha256 of a file in hex, read once in 1 MiB pieces; `on_bytes` is told each piece's size."""
+def sha256_file(
+    path: Path, on_bytes: Callable[[int], None] | None = None, *, also: hashlib._Hash | None = None
+) -> str:
+    """The sha256 of a file in hex, read once in 1 MiB pieces; `on_bytes` is told each piece's size.
+
+    `also` is a second hash that is fed with the same bytes.
+    """
     digest = hashlib.sha256()
     buffer = bytearray(CHUNK)
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
+            if also:
+                also.update(view[:count])
             if on_bytes:
                 on_bytes(count)
     return digest.hexdigest()

@@ -158,6 +158,14 @@ class TarLayer:
         tops = {"/".join(entry.path.split("/")[:2]) for entry in self.entries}
         return f"{sorted(tops)[0] if len(tops) == 1 else 'files'} ({len(self.entries)} small files)"
 
+    @property
+    def frame(self) -> tuple[bytes, bytes] | None:
+        """What comes before and after the content, in a layer that is one file on disk; None for others."""
+        if len(self.entries) != 1 or isinstance(self.entries[0].content, bytes):
+            return None
+        before, after = (part for part in self._parts if isinstance(part, bytes))
+        return before, after
+
     def read(self, offset: int = 0) -> Iterator[Piece]:
         """The tar stream from `offset`; a file that lies wholly before it is not opened.
 

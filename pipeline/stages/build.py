@@ -6,15 +6,18 @@ Everything that can refuse does so before the first weight is fetched: rules, ba
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.catalog.schema import Catalog
+from pipeline.catalog.schema import Catalog, Model
 from pipeline.catalog.target import Target
 from pipeline.files import exclusive, require_space, same_disk
-from pipeline.lock.values import Lock
+from pipeline.lock.values import Lock, LockedModel
+from pipeline.oci.digest import Digest
 from pipeline.oci.hashing import FileContent
 from pipeline.oci.image import Image, Layer
 from pipeline.oci.model import Descriptor, Sink
@@ -32,8 +35,8 @@ from pipeline.stages.base import (
     open_base,
     refuse_base_as_destination,
 )
-from pipeline.stages.download import download
-from pipeline.stages.image import LayerMemo, downloaded_entries, locked_entries, plan_image
+from pipeline.stages.download import Framed, download
+from pipeline.stages.image import LayerMemo, downloaded_entries, file_layers, locked_entries, plan_image
 from pipeline.stages.launch import LaunchFiles, launch_files
 from pipeline.stages.sending import Sending
 from pipeline.stages.sisters import Sisters, catalog_sisters, hash_promising
@@ -212,7 +215,15 @@ def send(
     needed = _to_download(entries, missing, progress)
     if is_file:
         _require_space(destination, missing, [entry for key in needed for entry in entries[key]])
-    with fetched(parts, needed, hubs, progress) as found:
+
+    def learn(key: str, digest: Digest) -> None:
+        known[key] = digest
+        memo.remember(key, digest)
+
+    # Only a registry is sent bytes by a digest that is known; the other sinks hash what they write in any case.
+    with fetched(
+        parts, needed, hubs, progress, learn if destination.transport == "docker" else None
+    ) as found:
         image = parts.image({**entries, **found})
         hash_promising(image, known, sisters, memo, progress)
         descriptor = write_image(
@@ -237,9 +248,16 @@ def send(
 
 @contextmanager
 def fetched(
-    parts: Parts, keys: Sequence[str], hubs: Mapping[str, Hub], progress: Progress
+    parts: Parts,
+    keys: Sequence[str],
+    hubs: Mapping[str, Hub],
+    progress: Progress,
+    learn: Callable[[str, Digest], None] | None = None,
 ) -> Iterator[dict[str, tuple[TarEntry, ...]]]:
-    """The files of models, downloaded and checked, by model key; nobody else changes them during the block."""
+    """The files of models, downloaded and checked, by model key; nobody else changes them during the block.
+
+    `learn` is told, from any thread, the key and the digest of each layer that is a file that had to be checked.
+    """
     settings, models = parts.settings, dict(parts.target.models)
     with ExitStack() as stack:
         # In one order for everybody: two builds that share models must not wait for each other.
@@ -250,9 +268,24 @@ def fetched(
         found = {}
         for key in keys:
             directory = settings.model_directory(key)
-            weights = download(key, models[key], parts.lock.models[key], hubs[key], directory, progress)
+            framed = _framed(models[key], parts.lock.models[key], directory, learn) if learn else None
+            weights = download(
+                key, models[key], parts.lock.models[key], hubs[key], directory, progress, framed
+            )
             found[key] = downloaded_entries(models[key], weights)
         yield found
+
+
+def _framed(
+    model: Model, locked: LockedModel, directory: Path, learn: Callable[[str, Digest], None]
+) -> dict[str, Framed]:
+    def tell(key: str, sha256: str) -> None:
+        learn(key, Digest(f"sha256:{sha256}"))
+
+    return {
+        path: Framed(*frame, partial(tell, layer.key))
+        for path, layer, frame in file_layers(model, locked, directory)
+    }
 
 
 def built_of(parts: Parts, started: float, digest: str, sent: Sequence[Sent]) -> Built:

@@ -6,14 +6,15 @@ no weights. Files beyond the lock's never leave this stage. The caller holds the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -52,15 +53,33 @@ class Downloaded:
     """One for each directory that a profile loads."""
 
 
+@dataclass(frozen=True)
+class Framed:
+    """Something that is a file with a few bytes around it, and who wants to know the sha256 of it all, in hex."""
+
+    before: bytes
+    after: bytes
+    tell: Callable[[str], None]
+
+
 def download(
-    key: str, model: Model, locked: LockedModel, hub: Hub, directory: Path, progress: Progress
+    key: str,
+    model: Model,
+    locked: LockedModel,
+    hub: Hub,
+    directory: Path,
+    progress: Progress,
+    framed: Mapping[str, Framed] | None = None,
 ) -> Downloaded:
     """Brings the locked files into `directory` (a directory source stays where it is) and checks them.
+
+    A file of `framed`, by its path, that has to be read is hashed for that in the same reading; `tell` is called
+    from any thread, and only for a file that is right.
 
     Raises DuopackError when the disk is too small, when the hub fails or no longer has what was locked, when
     a file is wrong twice (with both digests), or when the weights are not whole.
     """
-    place = Place(key, hub.location or directory, directory / RECORD)
+    place = Place(key, hub.location or directory, directory / RECORD, framed or {})
     records = tuple(sorted(locked.files))
     identities = place.verify(records, progress)
     wrong = [record for record in records if record not in identities]
@@ -151,6 +170,7 @@ class Place:
     key: str
     directory: Path
     record: Path
+    framed: Mapping[str, Framed] = field(default_factory=dict)
 
     def path(self, record: FileRecord) -> Path:
         return self.directory / record.path
@@ -177,9 +197,16 @@ class Place:
 
         def one(record: FileRecord) -> tuple[FileRecord, StatIdentity | None]:
             before = self._identity(record)
+            frame = self.framed.get(record.path)
+            around = hashlib.sha256(frame.before) if frame else None
             with read_errors(self.path(record)):
-                digest = sha256_file(self.path(record), lambda count: bars.advance(record.path, count))
+                digest = sha256_file(
+                    self.path(record), lambda count: bars.advance(record.path, count), also=around
+                )
             same = before == self._identity(record) and digest == record.sha256
+            if same and frame and around:
+                around.update(frame.after)
+                frame.tell(around.hexdigest())
             return record, before if same else None
 
         with ThreadPoolExecutor(min(len(records), os.cpu_count() or 1)) as pool:

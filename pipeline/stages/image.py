@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.catalog.schema import Model
@@ -54,6 +54,15 @@ def downloaded_entries(model: Model, weights: Downloaded) -> tuple[TarEntry, ...
 def locked_entries(model: Model, locked: LockedModel, directory: Path) -> tuple[TarEntry, ...]:
     """The same from the lock alone, for layers that will not be read: `directory` may be empty."""
     return tuple(_entry(model, record, directory / record.path, None) for record in locked.files)
+
+
+def file_layers(
+    model: Model, locked: LockedModel, directory: Path
+) -> Iterator[tuple[str, TarLayer, tuple[bytes, bytes]]]:
+    """The model's layers that are one file each: the file's path in the model, the layer, its frame."""
+    for layer in pack(locked_entries(model, locked, directory)):
+        if frame := layer.frame:
+            yield layer.entries[0].path.removeprefix(f"{ROOT}/{model.directory}/"), layer, frame
 
 
 def _entry(model: Model, record: FileRecord, path: Path, identity: StatIdentity | None) -> TarEntry:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fake_registry import FakeRegistry
+from support.fake_registry import FakeRegistry, Fault
 from support.project import refused
 
 from pipeline.errors import DuopackError
@@ -352,6 +352,22 @@ def test_the_bases_own_name_is_no_destination(project, transport):
         )  # fmt: skip
     refused(ran, 2, "name of the base image")
     assert project.hub.bytes_sent == {}
+
+
+def test_layers_that_are_checked_files_have_digests_before_anything_is_sent(project, monkeypatch):
+    monkeypatch.setattr("pipeline.oci.tar.LARGE_FILE", 1 << 14)
+    no = json.dumps({"errors": [{"code": "DENIED", "message": "no"}]}).encode()
+    with FakeRegistry(faults=[Fault("POST", "uploads", times=99, status=403, body=no)]) as registry:
+        destination = f"docker://{registry.host}/team/one:1"
+        refused(project.run("build", "one", "--to", destination), 1, registry.host)
+        learnt = json.loads((project.work / "_work" / "layers.json").read_text())
+        registry.faults.clear()
+        built = project.built("one", "--to", destination)
+        manifest = json.loads(registry.manifests[built["digest"]][1])
+    large = [path for path in project.weights().iterdir() if path.stat().st_size >= 1 << 14]
+    assert len(large) >= 2
+    assert len(set(learnt.values())) == len(large)
+    assert set(learnt.values()) <= {layer["digest"] for layer in manifest["layers"]}
 
 
 def test_a_registry_that_is_down_is_found_before_the_download(project, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pipeline.hubs import Hub, open_hub
 from pipeline.hubs.selection import complete, select
 from pipeline.lock.values import LockedModel
 from pipeline.stages import download as stage
-from pipeline.stages.download import Downloaded, download
+from pipeline.stages.download import Downloaded, Framed, download
 
 LARGE = "model.safetensors-00002-of-00002.safetensors"
 
@@ -87,9 +87,9 @@ class Case:
         commit = self.locked.commit if hasattr(self, "locked") else None
         return open_hub(source, relative_to=Path(), commit=commit)
 
-    def run(self) -> Downloaded:
+    def run(self, framed: Mapping[str, Framed] | None = None) -> Downloaded:
         self.progress = Recorder()
-        return download("demo", self.model, self.locked, self.open(), self.work, self.progress)
+        return download("demo", self.model, self.locked, self.open(), self.work, self.progress, framed)
 
     def refused(self) -> str:
         with pytest.raises(DuopackError) as caught:
@@ -167,6 +167,28 @@ def test_a_lost_or_broken_record_costs_only_hashing(case):
         case.hub.forget()
         case.run()
         assert not case.hub.requests
+
+
+def test_what_is_made_of_a_file_is_hashed_while_the_file_is_checked_and_only_then(case):
+    told: list[str] = []
+    framed = {LARGE: Framed(b"before", b"after", told.append)}
+    size = (case.origin / LARGE).stat().st_size
+    case.hub.faults.content_once = {LARGE: bytes(size)}
+    case.run(framed)
+    data = (case.origin / LARGE).read_bytes()
+    assert told == [hashlib.sha256(b"before" + data + b"after").hexdigest()]
+    case.run(framed)
+    assert len(told) == 1
+
+
+def test_a_wrong_file_tells_nothing_of_what_is_made_of_it(own):
+    told: list[str] = []
+    path = own.source / LARGE
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(DuopackError, match="its sha256 is"):
+        own.run({LARGE: Framed(b"", b"", told.append), "config.json": Framed(b"", b"", told.append)})
+    config = (own.source / "config.json").read_bytes()
+    assert told == [hashlib.sha256(config).hexdigest()]
 
 
 def test_a_file_that_comes_corrupt_once_is_fetched_again(case):

@@ -1,4 +1,4 @@
-"""A blob's bytes on their way out, hashed beside the sending or on the spot."""
+"""A blob's bytes on their way out, hashed beside the sending or on the spot, or known by their digest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -21,14 +21,16 @@ DIGEST = Digest.of(DATA)
 
 @dataclass(frozen=True)
 class Pieces:
-    """Bytes in pieces that are large enough for a thread of their own; `given` instead of what was promised."""
+    """Bytes in pieces that are large enough for a thread of their own; `given` is what is there in truth."""
 
     given: bytes = DATA
     size: int = len(DATA)
-    digest: Digest | None = DIGEST
+    digest: Digest | None = None
+    opened: list[int] = field(default_factory=list)
     media_type: str = OCI_LAYER_TAR
 
     def read(self, offset: int = 0) -> Iterator[bytes]:
+        self.opened.append(offset)
         for start in range(offset, len(self.given), 400_000):
             yield self.given[start : start + 400_000]
 
@@ -64,12 +66,59 @@ def test_going_back_and_forth_does_not_change_the_hash(beside: bool) -> None:
     feed.close()
 
 
-@pytest.mark.parametrize("given", [DATA[:-1], DATA + b"x", DATA[:-1] + b"x"], ids=["short", "long", "other"])
-def test_other_bytes_than_promised_are_found(given: bytes, beside: bool) -> None:
-    feed = Feed(Pieces(given), threading.Event(), beside=beside)
+@pytest.mark.parametrize("given", [DATA[:-1], DATA + b"x"], ids=["short", "long"])
+@pytest.mark.parametrize("digest", [None, DIGEST], ids=["unknown", "known"])
+def test_another_length_than_promised_is_found(given: bytes, digest: Digest | None, beside: bool) -> None:
+    feed = Feed(Pieces(given, digest=digest), threading.Event(), beside=beside)
     with pytest.raises(DuopackError, match="not what it was said to be"):
         take_all(feed)
     feed.close()
+
+
+def test_of_a_known_digest_nothing_is_hashed_and_nothing_read_twice() -> None:
+    before = threading.active_count()
+    blob = Pieces(digest=DIGEST)
+    feed = Feed(blob, threading.Event())
+    assert b"".join(feed.take(1_000_000)) == DATA[:1_000_000]
+    assert threading.active_count() == before
+    feed.mark()
+    feed.seek(2_000_000)
+    assert b"".join(feed.take(1_000_000)) == DATA[2_000_000:]
+    assert feed.digest() == DIGEST
+    assert blob.opened == [0, 2_000_000]
+    assert feed.furthest == len(DATA)
+
+
+def test_places_in_a_blob_have_names_that_no_other_blob_shares() -> None:
+    def name(digest: Digest | None, offset: int) -> str:
+        feed = Feed(Pieces(digest=digest), threading.Event())
+        feed.seek(offset)
+        found = feed.prefix_sha256()
+        feed.close()
+        return found
+
+    assert name(DIGEST, 500_000) == name(DIGEST, 500_000)
+    others = {
+        name(DIGEST, 500_000),
+        name(DIGEST, 500_001),
+        name(Digest.of(b""), 500_000),
+        name(None, 500_000),
+    }
+    assert len(others) == 4
+
+
+def test_a_digest_that_is_doubted_is_compared_with_the_bytes() -> None:
+    right, wrong = (Feed(Pieces(digest=one), threading.Event()) for one in (DIGEST, Digest.of(b"other")))
+    for feed in (right, wrong):
+        list(feed.take(1_000_000))
+        assert feed.doubt()
+        assert not feed.doubt()
+        assert feed.offset == 0
+    assert take_all(right) == DIGEST
+    with pytest.raises(DuopackError, match=f"the bytes have the digest {DIGEST}"):
+        take_all(wrong)
+    right.close()
+    wrong.close()
 
 
 def test_no_thread_is_left_and_none_is_made_on_the_spot(beside: bool) -> None:

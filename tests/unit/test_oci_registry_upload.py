@@ -215,10 +215,22 @@ def test_a_registry_that_names_another_digest_is_reported(waits: Waits) -> None:
 
 
 def test_bytes_that_are_not_the_promised_ones_never_become_a_blob(waits: Waits) -> None:
+    blob = MemoryBlob(digest=Digest("sha256:" + "1" * 64))
     with FakeRegistry() as fake, pytest.raises(DuopackError, match="the bytes have the digest"):
-        sink_for(fake, waits).put_blob(MemoryBlob(digest=Digest("sha256:" + "1" * 64)), lambda _: None)
+        sink_for(fake, waits).put_blob(blob, lambda _: None)
+    # Once on trust, and once more to see whether it is the bytes or the registry that is wrong.
+    assert len(blob.opened) == 2
     assert not fake.blobs
     assert not fake.sessions
+
+
+def test_a_known_digest_that_is_right_survives_a_refusal(waits: Waits) -> None:
+    wrong = json.dumps({"errors": [{"code": "DIGEST_INVALID", "message": "no"}]}).encode()
+    with FakeRegistry(faults=[Fault("PUT", "session", status=400, body=wrong)]) as fake:
+        blob = MemoryBlob(digest=Digest(DIGEST))
+        assert sink_for(fake, waits).put_blob(blob, lambda _: None) == DIGEST
+    assert fake.blobs[DIGEST] == DATA
+    assert len(blob.opened) == 2
 
 
 @pytest.mark.parametrize("change", [-1, 1])

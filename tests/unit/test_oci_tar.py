@@ -237,6 +237,15 @@ def test_one_model_and_many_models_share_their_layers(tmp_path: Path) -> None:
     assert pack([]) == ()
 
 
+def test_a_layer_of_one_file_is_its_frame_around_the_content(tmp_path: Path) -> None:
+    data = b"weights" * 1000
+    layer = TarLayer([TarEntry("models/a/w.safetensors", 0o644, on_disk(tmp_path / "w", data))])
+    before, after = layer.frame or (b"", b"")
+    assert before + data + after == stream(layer)
+    assert TarLayer([TarEntry("models/a/x", 0o644, data)]).frame is None
+    assert replace(layer, entries=(*layer.entries, TarEntry("models/a/x", 0o644, b""))).frame is None
+
+
 def test_pouring_checks_size_and_digest() -> None:
     layer = TarLayer((TarEntry("a", 0o644, b"1"),))
     kept = bytearray()

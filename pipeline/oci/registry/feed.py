@@ -1,4 +1,8 @@
-"""A blob's bytes on their way out: hashed in order, and able to go back to any earlier offset."""
+"""A blob's bytes on their way out: hashed in order where nobody knows their digest, and able to go back.
+
+A blob that has a digest checks itself while it is read, and the registry checks what it stores against the digest:
+hashing such bytes a second time in between would find nothing, and costs as much CPU as all the rest of an upload.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ _LARGEST_PIECE = 4 << 20
 class Feed:
     """Reads `blob` from its start; `offset` is the next byte to be given, `furthest` the highest it has been.
 
-    Marks keep the hash at an offset, so that going back costs no reading. Raises DuopackError when `stop` is
-    set, and when the bytes cannot be had or are not what was promised. Close it after use. `beside` says that
-    the hashing has a thread of its own.
+    Of a blob without a digest, marks keep the hash at an offset, so that going back costs no reading. Raises
+    DuopackError when `stop` is set, and when the bytes cannot be had or are not what was promised. Close it
+    after use. `beside` says that the hashing has a thread of its own.
     """
 
     def __init__(self, blob: Blob, stop: Event, *, beside: bool = True) -> None:
@@ -31,17 +35,19 @@ class Feed:
         self._rest = memoryview(b"")
         self._beside = beside
         self._hashing = SideHash(beside=beside)
+        self._digest = blob.digest
         self.offset = 0
         self.furthest = 0
 
     def take(self, count: int) -> Iterator[memoryview]:
-        """The next `count` bytes, in pieces of at most 4 MiB. They are hashed on the way."""
+        """The next `count` bytes, in pieces of at most 4 MiB."""
         left = count
         while left:
             self.prime()
             piece = self._rest[: min(left, _LARGEST_PIECE)]
             self._rest = self._rest[len(piece) :]
-            self._hashing.update(piece)
+            if self._digest is None:
+                self._hashing.update(piece)
             left -= len(piece)
             self.offset += len(piece)
             self.furthest = max(self.furthest, self.offset)
@@ -59,11 +65,17 @@ class Feed:
 
     def mark(self) -> None:
         """Remembers the hash here."""
-        self._marks[self.offset] = self._hashing.state()
+        if self._digest is None:
+            self._marks[self.offset] = self._hashing.state()
 
     def seek(self, offset: int) -> None:
-        """Goes to `offset`, back or forth; what follows the nearest mark is read again."""
+        """Goes to `offset`, back or forth; where it hashes, what follows the nearest mark is read again."""
         if offset == self.offset:
+            return
+        if self._digest is not None:
+            self.close()
+            self.offset = offset
+            self.furthest = max(self.furthest, offset)
             return
         start = max(mark for mark in self._marks if mark <= offset)
         self.close()
@@ -74,8 +86,18 @@ class Feed:
             pass
 
     def prefix_sha256(self) -> str:
-        """The sha256 in hex of everything before `offset`."""
+        """What names everything before `offset`: its sha256 in hex, or one that is made of digest and offset."""
+        if self._digest is not None:
+            return hashlib.sha256(f"{self._digest} to {self.offset}".encode()).hexdigest()
         return self._hashing.hexdigest()
+
+    def doubt(self) -> bool:
+        """Starts over, hashing, since the digest was refused; says whether it had been taken on trust."""
+        if self._digest is None:
+            return False
+        self.close()
+        self._digest, self.offset = None, 0
+        return True
 
     def digest(self) -> Digest:
         """The digest of the whole blob, after its last byte was taken; compares it with the promised one."""
@@ -83,7 +105,7 @@ class Feed:
         extra = len(self._next() or b"")
         if self.offset != self._blob.size or self._rest or extra:
             raise self._wrong(f"there are {self.offset + len(self._rest) + extra} bytes")
-        found = Digest("sha256:" + self._hashing.hexdigest())
+        found = self._digest or Digest("sha256:" + self._hashing.hexdigest())
         if self._blob.digest not in {None, found}:
             raise self._wrong(f"the bytes have the digest {found}")
         return found

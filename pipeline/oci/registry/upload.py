@@ -215,6 +215,10 @@ class BlobUpload:
                 self._cuts = 0
                 self._next_manner(manner)
             return
+        # Refused at the very end: a digest that was remembered may be wrong, and only hashing can tell.
+        if self._whole and error.status in _LOST and self._feed.doubt():
+            self._abandon()
+            return
         is_about_session = self._location is not None and error.status in _LOST
         if not is_about_session and not (error.status == 413 and manner is Manner.WHOLE):
             raise error
