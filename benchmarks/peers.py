@@ -59,8 +59,8 @@ def clean_environment() -> dict[str, str]:
 class Duopack:
     """`duopack build KEY --to docker://…`, as a user runs it; the model is locked.
 
-    Cold, it reads and hashes the files against the lock first. Otherwise they were verified by an earlier build;
-    then the start script changes, and the image is built once more.
+    Cold, it knows nothing and hashes the files against the lock first. Otherwise an earlier build has done that;
+    after it the start script changes, and the image is built once more.
     """
 
     material: Material
@@ -90,12 +90,7 @@ class Duopack:
             return {**samples, "duopack, new start script": replace(again, sent=proxy.sent)}
 
     def _forget(self) -> None:
-        cache = self.work / "_work"
-        if self.cold:
-            shutil.rmtree(self.work, ignore_errors=True)
-        # The digests of layers: the first push of an image does not know them yet.
-        (cache / "layers.json").unlink(missing_ok=True)
-        shutil.rmtree(cache / "uploads", ignore_errors=True)
+        shutil.rmtree(self.work if self.cold else self.work / "_work" / "uploads", ignore_errors=True)
 
     def _build(self, host: str) -> Sample:
         return self._run("build", KEY, "--locked", "--to", f"docker://{host}/{REPOSITORY}:v1")
