@@ -66,7 +66,8 @@ class Quantizer:
     def scales(self, magnitudes: Wide, dtype: str) -> Wide:
         """The scale of each row, from its largest magnitude; values of `dtype`, in float32."""
         np = self._np
-        scales: Wide = magnitudes / np.float32(LARGEST)
+        with np.errstate(invalid="ignore"):
+            scales: Wide = magnitudes / np.float32(LARGEST)
         settle(scales, dtype, np.empty(scales.shape, "<u4"))
         np.maximum(scales, np.float32(EPSILON), out=scales)
         return scales

@@ -133,8 +133,10 @@ def parse_recipe(name: str, text: str, where: str) -> Recipe:
     steps = spec.get("process") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(steps, list) or not steps:
         _refuse("spec.process is not a list of steps", where)
-    inner = [one for step in steps if isinstance(step, dict) for one in step.get("configs") or [step]]
-    if not all(isinstance(step, dict) for step in [*steps, *inner]):
+    if not all(isinstance(step, dict) and isinstance(step.get("configs", []), list) for step in steps):
+        _refuse("a step of spec.process is not a map, or its configs are not a list", where)
+    inner = [one for step in steps for one in step.get("configs") or [step]]
+    if not all(isinstance(step, dict) for step in inner):
         _refuse("a step of spec.process is not a map", where)
     if not all(isinstance(step.get(key, []), list) for step in inner for key in ("include", "exclude")):
         _refuse("a step's include or exclude is not a list", where)
