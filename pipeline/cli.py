@@ -445,7 +445,10 @@ def _carrying(add: Callable[..., argparse.ArgumentParser]) -> None:
     """The commands that carry images to where there is no network."""
     export = add("export", "write images into one archive, parts or a layout, to be carried elsewhere")
     export.add_argument(
-        "images", nargs="+", metavar="KEY|IMAGE", help="keys (their images in oci:build/KEY), or images"
+        "images",
+        nargs="+",
+        metavar="KEY|IMAGE",
+        help="keys (their images where 'build' puts them), or images",
     )
     export.add_argument(
         "to", metavar="FILE.tar|DIR", help="an archive for 'docker load', or a directory: an OCI layout"

@@ -94,7 +94,13 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def require_space(directory: Path, needed: int, *, purpose: str) -> None:
+def require_space(
+    directory: Path,
+    needed: int,
+    *,
+    purpose: str,
+    mend: str = "free that much, or choose another disk with --work DIR or DUOPACK_WORK",
+) -> None:
     """Raises DuopackError when the disk that holds `directory` has less than `needed` bytes free."""
     free = shutil.disk_usage(_existing(directory)).free
     if free < needed:
@@ -102,7 +108,7 @@ def require_space(directory: Path, needed: int, *, purpose: str) -> None:
             f"{purpose} needs {human_size(needed)}, but only {human_size(free)} are free: "
             f"{human_size(needed - free)} short",
             where=str(directory),
-            mend="free that much, or choose another disk with --work DIR or DUOPACK_WORK",
+            mend=mend,
         )
 
 

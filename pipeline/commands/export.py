@@ -11,15 +11,16 @@ from pipeline.catalog.load import load_catalog
 from pipeline.catalog.schema import Catalog
 from pipeline.catalog.target import (
     build_keys,
-    default_destination,
     find_target,
+    image_name,
+    image_tag,
     repository_part,
 )
 from pipeline.commands.common import settings_of, showing
+from pipeline.commands.looking import find_image, open_image
 from pipeline.errors import UsageError, quoted
 from pipeline.files import human_size
 from pipeline.oci.bundle import Chosen, choose_image
-from pipeline.oci.places import open_source
 from pipeline.oci.reference import DEFAULT_TAG, Reference, parse_reference
 from pipeline.reports.output import print_json, print_text
 from pipeline.reports.progress import Progress
@@ -27,7 +28,6 @@ from pipeline.settings import Settings
 from pipeline.stages.export import FAT32_LIMIT, Exported, export_archive, export_layout
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_NOWHERE = "local.invalid/images"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -92,19 +92,13 @@ def _destination(text: str) -> tuple[Path, bool]:
 def _choose(
     text: str, options: argparse.Namespace, catalog: Catalog | None, settings: Settings, progress: Progress
 ) -> Chosen:
-    """An image of a key of the catalog (in the work directory) or by reference, under the name it will have."""
-    if catalog and text in {row.key for row in build_keys(catalog)}:
-        target = find_target(catalog, text, platform=options.platform)
-        registry = settings.registry or catalog.publish.repository or _NOWHERE
-        named = parse_reference(default_destination(catalog, target, registry=registry, tag=settings.tag))
-        name = named if registry != _NOWHERE else _full(f"{named.repository.rpartition('/')[2]}:{named.tag}")
-        place = Reference("oci", path=settings.work / target.key)
-    else:
-        place = parse_reference(text)
-        name = _name_of(place)
-    if place.transport == "docker-daemon":
-        progress.note(f"fetching {place.name_tag} from the engine")
-    source = open_source(place, scratch=settings.cache)
+    """An image by reference, or of a key from where `build` puts it, under the name it will have."""
+    place = find_image(text, settings)
+    name = _name_of(place)
+    if catalog and place.transport == "oci" and text in {row.key for row in build_keys(catalog)}:
+        target = find_target(catalog, text)
+        name = _full(f"{image_name(target)}:{image_tag(catalog, target, settings.tag)}")
+    source = open_image(place, settings, progress)
     return choose_image(source, place.wanted, options.platform, name)
 
 

@@ -31,6 +31,7 @@ from pipeline.stages.sending import Sending
 
 STEM = "images.tar"
 SMALLEST_PART = 1 << 20
+_ANOTHER_DISK = "free that much, or write to another disk"
 FAT32_LIMIT = (4 << 30) - 1
 """The largest file that a FAT32 disk holds, in bytes."""
 
@@ -103,7 +104,7 @@ def export_layout(
     }
     there = LayoutSink(destination)
     missing = [layer for layer in wanted.values() if not there.has(layer.digest, layer.size)]
-    require_space(destination, sum(layer.size for layer in missing), purpose="the export")
+    require_space(destination, sum(layer.size for layer in missing), purpose="the export", mend=_ANOTHER_DISK)
     for image, tag in zip(images, unique_tags([image.name for image in images]), strict=True):
         full = f"{image.name.registry}/{image.name.repository}:{image.name.tag}"
         sink = LayoutSink(destination, tag, full, elsewhere=omitted)
@@ -130,7 +131,7 @@ def _write_file(bundle: Bundle, destination: Path, progress: Progress) -> str:
     prefix = f".{destination.name}.partial-"
     make_directory(destination.parent)
     sweep(destination.parent, prefix)
-    require_space(destination.parent, bundle.size, purpose="the export")
+    require_space(destination.parent, bundle.size, purpose="the export", mend=_ANOTHER_DISK)
     with PartialFile(destination.parent, prefix) as partial, SideHash() as hasher:
 
         def write(piece: Piece) -> None:
@@ -148,7 +149,7 @@ def _write_parts(
 ) -> tuple[FileRecord, ...]:
     _check_parts(destination, bundle.size, part_size)
     make_directory(destination.parent)
-    require_space(destination.parent, bundle.size, purpose="the export")
+    require_space(destination.parent, bundle.size, purpose="the export", mend=_ANOTHER_DISK)
     with _new_directory(destination) as partial:
         writer = PartWriter(partial, STEM, part_size)
         try:

@@ -153,9 +153,9 @@ def test_skopeo_takes_every_form(built: Project, tmp_path: Path, form: str) -> N
     place = tmp_path / ("layout" if form == "oci" else "x.tar")
     export(built, "one", "both", place)
     name = {
-        "oci-archive": ":tiny-one-stand-in-n1",
+        "oci-archive": ":stand-in-n1",
         "docker-archive": ":tiny-one:stand-in-n1",
-        "oci": ":tiny-one-stand-in-n1",
+        "oci": ":stand-in-n1",
     }[form]
     call("skopeo", "--insecure-policy", "copy", f"{form}:{place}{name}", f"oci:{tmp_path}/copy:latest")
     # From Docker's form skopeo makes a config of its own.
@@ -165,7 +165,7 @@ def test_skopeo_takes_every_form(built: Project, tmp_path: Path, form: str) -> N
 
 def test_umoci_unpacks_the_layout(built: Project, tmp_path: Path) -> None:
     export(built, "one", "both", tmp_path / "layout")
-    call("umoci", "unpack", "--image", f"{tmp_path}/layout:both-stand-in-both", tmp_path / "bundle")
+    call("umoci", "unpack", "--image", f"{tmp_path}/layout:stand-in-both", tmp_path / "bundle")
     root = tmp_path / "bundle" / "rootfs"
     found = {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -223,11 +223,12 @@ def test_names_follow_the_catalog_the_directory_or_the_user(built, tmp_path, mon
     )
     made = export(built, "one", tmp_path / "b.tar", "--as", "reg.example/team/x:2")
     assert made["images"][0]["name"] == "reg.example/team/x:2"
-    monkeypatch.setenv("DUOPACK_REGISTRY", "reg.example/llm")
-    assert (
-        export(built, "one", tmp_path / "c.tar")["images"][0]["name"]
-        == "reg.example/llm/tiny-one:stand-in-n1"
-    )
+    with FakeRegistry() as registry:
+        # A key's image is where `build` puts it.
+        monkeypatch.setenv("DUOPACK_REGISTRY", f"{registry.host}/llm")
+        built.built("one")
+        name = f"{registry.host}/llm/tiny-one:stand-in-n1"
+        assert export(built, "one", tmp_path / "c.tar")["images"][0]["name"] == name
 
 
 def test_wrong_use_is_told_before_anything_is_written(built, tmp_path):
@@ -255,7 +256,8 @@ def test_parts_never_replace_what_is_there(built, tmp_path):
 
 
 def test_no_space_is_found_before_a_byte_is_written(built, tmp_path, monkeypatch):
-    def full(directory: Path, needed: int, *, purpose: str) -> None:
+    def full(directory: Path, needed: int, *, purpose: str, mend: str) -> None:
+        assert "another disk" in mend
         assert needed > 1 << 20
         raise DuopackError(f"{purpose} needs more", where=str(directory), mend="free some")
 
