@@ -33,6 +33,7 @@ RAW = "raw limit"
 OURS = "duopack"
 AGAIN = "duopack, new start script"
 Rounds = Sequence[Mapping[str, Sample]]
+"""Each round's samples by name."""
 
 
 def main() -> int:
@@ -45,12 +46,15 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work, prefix="push-") as name:
         contenders, missing = choose(Path(name), options.only)
-        rounds = measure(Path(name), contenders, options.rounds, options.gib)
+        loads, rounds = measure(Path(name), contenders, options.rounds, options.gib)
         size = Material(Path(name) / "material").size
     targets = judge(rounds)
     print(as_text(size, rounds, targets, missing))
+    print(f"load average at the start of each round: {', '.join(f'{load:.1f}' for load in loads)}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(as_json(size, rounds, targets, missing), indent=1) + "\n")
+    options.json.write_text(
+        json.dumps(as_json(size, rounds, targets, missing) | {"loads": loads}, indent=1) + "\n"
+    )
     return 1 if any(target.met is False for target in targets) else 0
 
 
@@ -92,8 +96,13 @@ def start_engine(directory: Path) -> AbstractContextManager[str]:
     return running_engine(directory)
 
 
-def measure(work: Path, contenders: Sequence[Contender], count: int, gib: float) -> Rounds:
-    """Everybody once a round, each with an empty registry; every other round backwards."""
+def measure(
+    work: Path, contenders: Sequence[Contender], count: int, gib: float
+) -> tuple[list[float], Rounds]:
+    """Everybody once a round, each with an empty registry; every other round backwards.
+
+    With each round goes the machine's load before it: a ratio means little where others work too.
+    """
     material = work / "material"
     say(f"making {gib} GiB of weights")
     maker = [sys.executable, str(Path(__file__).with_name("material.py")), str(material), str(gib)]
@@ -103,17 +112,18 @@ def measure(work: Path, contenders: Sequence[Contender], count: int, gib: float)
             one.lock()
             # One build that does not count, so that the files are known to be verified.
             push(work, one)
-    rounds = []
+    loads, rounds = [], []
     for number in range(count):
         samples: dict[str, Sample] = {}
+        loads.append(round(os.getloadavg()[0], 2))
         for one in contenders if number % 2 == 0 else reversed(contenders):
-            say(f"round {number + 1} of {count}: {one.name} (load {os.getloadavg()[0]:.1f})")
+            say(f"round {number + 1} of {count}: {one.name}")
             samples |= push(work, one)
         raw = [sample for name, sample in samples.items() if name.startswith("curl")]
         if raw:
             samples[RAW] = min(raw, key=lambda sample: sample.seconds)
         rounds.append(samples)
-    return rounds
+    return loads, rounds
 
 
 def push(work: Path, contender: Contender) -> dict[str, Sample]:
