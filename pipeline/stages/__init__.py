@@ -6,7 +6,11 @@
     image     base + one layer per large file + launch layer, as a value              image.py
     send      that value into a registry, layout, archive or engine, in one pass      build.py, pipeline.oci
     publish   a finished image copied byte for byte to where people pull it           publish.py
+    export    images in an archive, parts or a layout, and back in on another host    export.py, importing.py
     verify    an image judged where it lies, and inspect what is in it                verify/, inspect/, inside/
+
+Variants of a build: platforms.py (an index over several), docker_builder.py (the same by `docker build`). sisters.py
+finds layers beside the destination that need not be sent; bases.py tells of bases and makes them.
 
 A stage is a function of its inputs and returns a frozen result. Only `download` keeps state on disk: a
 record of what it has verified, keyed by sha256 and file identity, so that a second run reads nothing

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from support.engine import running_engine
 from support.hub import FaultyHub
-from support.project import Project, duopack, make_models, open_project
+from support.project import Project, duopack, make_models, open_project, refused
 from support.registry import RegistryServer
 
 from pipeline.oci.documents import resolve
@@ -227,3 +227,34 @@ def test_a_killed_import_goes_on_where_it_was(
     ran = built.run("import", tmp_path / "x.tar", *under[:2], "--json")
     assert ran.code == 0, ran.err
     assert ran.json[0]["layers_sent"] <= 2
+
+
+@pytest.mark.parametrize("form", ["archive", "parts"])
+def test_a_disk_that_fills_up_meanwhile_keeps_nothing_half_made(
+    built: Project, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    call("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk)
+    try:
+        arguments = [disk / "x.tar"] if form == "archive" else [disk / "parts", "--split", "1M"]
+        ran = built.run("export", "one", *arguments)
+        refused(ran, 1, "the export needs", "are free", "another disk")
+        # Free when it was looked at, and full before the end.
+        monkeypatch.setattr("pipeline.stages.export.require_space", lambda *_, **__: None)
+        refused(built.run("export", "one", *arguments), 1, "No space left on device")
+        assert list(disk.iterdir()) == []
+    finally:
+        call("umount", disk)
+
+
+def test_a_verified_set_lists_its_models(built: Project) -> None:
+    ran = built.run("verify", f"oci:{built.work}/both", "--deep", "--json")
+    [report] = ran.json["images"]
+    assert report["sound"], report["findings"]
+    assert report["command"][-1] == "/models/scripts/list.sh"
+    unpacked = built.directory / "both"
+    call("umoci", "unpack", "--image", f"{built.work}/both:latest", unpacked)
+    said = call("bash", unpacked / "rootfs" / "models" / "scripts" / "list.sh")
+    for word in ("IMAGE n1.sh", "Tiny One", "Tiny Two", "n2.sh", "nn1.sh", "2 chips", "port 12321"):
+        assert word in said
