@@ -179,11 +179,12 @@ class _Work:
                 side = [name for name in side_files(job.names) if name != RECORD and name not in written]
                 copied = [copy_side_file(job.source, name, partial) for name in side]
                 check_copies(job.source, copied, self.wanted.source or hashed(job.source, side))
-                _check_result(partial)
                 files = tuple(sorted((*result.files, *copied)))
+                journal.remove()
+                _remove_strays(partial, files)
+                _check_result(partial)
                 record = replace(self.wanted, groups=result.groups, notes=result.notes, files=files)
                 write_atomically(partial / RECORD, record.encode())
-                journal.remove()
             self.made.put_in_place()
             write_atomically(self.made.beside("stamp"), stamp.encode())
         except BaseException as error:
@@ -238,6 +239,18 @@ class _Work:
         """Whether every file is there in full size."""
         paths = [(self.made.place / one.path, one.size) for one in record.files]
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _remove_strays(directory: Path, files: Sequence[FileRecord]) -> None:
+    """What an engine left besides its result: logs, caches."""
+    wanted = {one.path.partition("/")[0] for one in files}
+    for path in directory.iterdir():
+        if path.name in wanted:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _check_result(directory: Path) -> None:
