@@ -18,7 +18,7 @@ from pipeline.errors import DuopackError, UsageError, quoted
 from pipeline.files import write_atomically
 from pipeline.reports.output import print_json, print_text, table
 from pipeline.serving.bench_page import as_html, comparison, remarks, rows
-from pipeline.serving.benchmark import as_value, compare, read_benchmark
+from pipeline.serving.benchmark import Benchmark, as_value, check_comparable, compare, read_benchmark
 from pipeline.serving.client import ServerClient
 from pipeline.stages.bench import Wanted, bench
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         seed=secrets.randbelow(2**31) if options.seed is None else options.seed,
         tool=options.tool,
     )
-    baseline = read_benchmark(options.baseline) if options.baseline else None
+    baseline = _baseline(options.baseline, wanted) if options.baseline else None
     if not 0 <= options.tolerance < 1:
         raise UsageError("it is a share from 0 to 1", where="--tolerance", mend="give 0.05 for five percent")
     client = ServerClient(
@@ -56,6 +56,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_text("\n".join([table(rows(result)), *comparison(compared), *remarks(result)]))
     return 1 if result.failed or any(one.slower for one in compared) else 0
+
+
+def _baseline(path: Path, wanted: Wanted) -> Benchmark:
+    """An earlier result, found fit to be compared before anything is measured."""
+    baseline = read_benchmark(path)
+    check_comparable(
+        baseline,
+        input_tokens=wanted.input_tokens,
+        output_tokens=wanted.output_tokens,
+        at=wanted.concurrencies,
+    )
+    return baseline
 
 
 def _write(path: Path, value: object) -> None:

@@ -48,7 +48,9 @@ def remarks(benchmark: Benchmark) -> list[str]:
         if point.server and point.server.prefix_hit_rate > 0.05:
             found.append(f"{at} {point.server.prefix_hit_rate:.0%} of the prompts came from the prefix cache")
     if all(point.server is None for point in benchmark.points):
-        found.append("the server has no /metrics: its counters could not be compared")
+        found.append(
+            "the server's own counters (/metrics) could not be read, so nothing checks these numbers"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DuopackError, UsageError, quoted
+from pipeline.errors import UsageError, quoted
 
 SCHEMA = "duopack-bench/1"
 AGREED = 0.02
@@ -135,27 +135,30 @@ def from_value(value: Any, *, where: str) -> Benchmark:
         ) from error
 
 
-def compare(new: Benchmark, old: Benchmark, *, tolerance: float) -> tuple[Compared, ...]:
-    """The points that both have; `slower` where the output throughput fell by more than the tolerance (a share).
-
-    Raises DuopackError when nothing can be compared: other token counts, or no concurrency in common.
-    """
-    if (new.input_tokens, new.output_tokens) != (old.input_tokens, old.output_tokens):
-        raise DuopackError(
-            f"the baseline has {old.input_tokens} tokens in and {old.output_tokens} out, this has "
-            f"{new.input_tokens} and {new.output_tokens}",
+def check_comparable(old: Benchmark, *, input_tokens: int, output_tokens: int, at: Sequence[int]) -> None:
+    """Raises UsageError when nothing can be compared: other token counts, or no concurrency in common."""
+    if (input_tokens, output_tokens) != (old.input_tokens, old.output_tokens):
+        raise UsageError(
+            f"it has {old.input_tokens} tokens in and {old.output_tokens} out, not {input_tokens} and {output_tokens}",
             where="--baseline",
             mend=f"give --input-tokens {old.input_tokens} --output-tokens {old.output_tokens}",
         )
-    before = {point.concurrency: point for point in old.points if point.output_throughput > 0}
-    found = [(point, before[point.concurrency]) for point in new.points if point.concurrency in before]
-    if not found:
-        raise DuopackError(
-            "the baseline has no concurrency in common with this",
+    if not {point.concurrency for point in old.points if point.output_throughput > 0} & set(at):
+        raise UsageError(
+            "it has no concurrency in common with this",
             where="--baseline",
             mend="give --concurrency " + ",".join(str(point.concurrency) for point in old.points),
         )
-    return tuple(_compared(point, old_point, tolerance) for point, old_point in found)
+
+
+def compare(new: Benchmark, old: Benchmark, *, tolerance: float) -> tuple[Compared, ...]:
+    """The points that both have; `slower` where the output throughput fell by more than the tolerance (a share)."""
+    before = {point.concurrency: point for point in old.points if point.output_throughput > 0}
+    return tuple(
+        _compared(point, before[point.concurrency], tolerance)
+        for point in new.points
+        if point.concurrency in before
+    )
 
 
 def _compared(new: Point, old: Point, tolerance: float) -> Compared:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_LINE = 4096
+MAX_LINE = 16384
 """Characters of a line that are looked at; a longer one is cut."""
 MAX_JSON = 256 << 10
 """Bytes of a line of docker's json-file driver, which must be whole to be read."""

@@ -79,6 +79,9 @@ def bench(
     for concurrency in wanted.concurrencies:
         points.append(_checked(client, measure, concurrency))
         note(f"{concurrency} at a time: {points[-1].output_throughput:g} tokens/s")
+        if points[-1].failed and not client.healthy():
+            note("the server is gone: the rest is left out")
+            break
     return Benchmark(
         url=client.url,
         model=served.name,

@@ -11,11 +11,12 @@ from pipeline.serving.health import Health
 from pipeline.serving.logs import Line
 
 _QUIET = {"DEBUG", "INFO", "WARNING"}
+_MOST_PLAIN = 1024
 _BEYOND = "beyond_graphs"
 FACTS = frozenset({one.name for one in fields(Health)} | {_BEYOND})
 """The numbers that a failure's `health` may test."""
-_FROM_USERS = ("Received request ", "Added request ", "Generated response ")
-"""Records that quote what users sent or were answered; these words are not the server's."""
+_QUOTING = ("Received request ", "Added request ", "Generated response ")
+"""Records that quote what users sent or got: only texts that are held to a line's beginning count in them."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,32 @@ class Matcher:
     table: Table
     _met: dict[str, tuple[Line, int, int]] = field(default_factory=dict)
     _along: set[Text] = field(default_factory=set)
+    _plain: set[tuple[str, bool]] = field(default_factory=set)
+    """Lines that are known to show nothing: tracebacks repeat themselves."""
 
     def add(self, line: Line) -> None:
-        words = line.text
-        if words.startswith(_FROM_USERS) and "output: " not in words:
+        key = line.text, line.level in _QUIET
+        if key in self._plain:
             return
+        if not self._search(line):
+            if len(self._plain) >= _MOST_PLAIN:
+                self._plain.clear()
+            self._plain.add(key)
+
+    def _search(self, line: Line) -> bool:
+        """Whether the line shows anything."""
+        words, found = line.text, False
+        quoting = words.startswith(_QUOTING)
         for needle, along in self.table.along:
-            if needle in words and along not in self._along and along.found_in(words):
+            if needle in words and not quoting and along not in self._along and along.found_in(words):
                 self._along.add(along)
+                found = True
         for needle, text, failure in self.table.quiet if line.level in _QUIET else self.table.loud:
-            if needle in words and text.found_in(words):
+            if needle in words and text.found_in(words) and (not quoting or text.words.startswith("^")):
                 first, _, count = self._met.get(failure.id, (line, 0, 0))
                 self._met[failure.id] = (first, line.number, count + 1)
+                found = True
+        return found
 
     def matches(self, header: Header, health: Health, *, raised: int | None = None) -> tuple[Match, ...]:
         """What was met: causes before what follows from them, certain before likely, then by time and process.
