@@ -79,7 +79,7 @@ class PlainBar:
                 return
             self._told = now
             whole = "" if self._total is None else f" of {human_size(self._total)}"
-            text = f"{self._label}: {human_size(self._done)}{whole}{self._speed(now)}"
+            text = f"{self._label}: {human_size(self._done)}{whole}{self._speed(now)}{self._left(now)}"
         self._progress.say(text)
 
     def finish(self) -> None:
@@ -92,6 +92,13 @@ class PlainBar:
     def _speed(self, now: float) -> str:
         seconds = now - self._started
         return f" ({human_size(self._done / seconds)}/s)" if seconds > 0.1 else ""
+
+    def _left(self, now: float) -> str:
+        """The time to go at the speed so far."""
+        if self._total is None or not 0 < self._done < self._total:
+            return ""
+        seconds = (self._total - self._done) * (now - self._started) / self._done
+        return f", {seconds:.0f} s left" if seconds < 90 else f", {seconds / 60:.0f} min left"
 
 
 class PlainProgress(Progress):

@@ -40,6 +40,21 @@ def test_a_log_gets_a_line_at_the_end_and_one_now_and_then():
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize(
+    ("total", "seconds", "told"), [(400, 20, ", 60 s left"), (1000, 60, ", 9 min left"), (100, 5, "")]
+)
+def test_a_log_gets_the_time_to_go(
+    total: int, seconds: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipeline.reports.progress.time.monotonic", lambda: now)
+    progress, stream = plain(interval=0)
+    bar = progress.open("file", total)
+    now = seconds
+    bar.advance(100)
+    assert stream.getvalue().rstrip().endswith(told or ")")
+
+
 def test_quiet_leaves_the_warnings():
     progress, stream = plain(quiet=True)
     progress.note("a note")
