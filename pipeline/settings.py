@@ -42,6 +42,14 @@ class Settings:
     def model_directory(self, key: str) -> Path:
         return self.cache / "models" / key
 
+    def source_directory(self, key: str) -> Path:
+        """Where the source of a model lies whose weights are made from it."""
+        return self.cache / "sources" / key
+
+    def quantized_directory(self, key: str) -> Path:
+        """Where quantized weights lie that are only made to be split."""
+        return self.cache / "quantized" / key
+
     @property
     def layer_memo(self) -> Path:
         return self.cache / "layers.json"

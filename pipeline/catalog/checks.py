@@ -40,6 +40,7 @@ def check_catalog(catalog: Catalog, unsound: frozenset[str] = frozenset()) -> tu
     for key, model in catalog.models.items():
         findings += _files(("models", key, "files"), model)
         findings += _shards(key, model)
+        findings += _made(key, model)
         for name, profile in model.profiles.items():
             findings += _profile(("models", key, "profiles", name), model, profile)
     if not findings and not unsound:
@@ -139,7 +140,7 @@ def _profile(path: KeyPath, model: Model, profile: Profile) -> Iterator[Finding]
     if model.quantization == Quantization.W8A8SC and not sharded:
         what = "w8a8sc weights are split per rank, and the default loader fails on them"
         yield Finding((*path, "load_format"), what, "write 'load_format: sharded_state'")
-    if profile.weights and not _can_include(profile.weights, model):
+    if not model.shard and profile.weights and not _can_include(profile.weights, model):
         what = f"no pattern in the model's 'files.include' takes files below '{profile.weights}'"
         yield Finding((*path, "weights"), what, f"include '{profile.weights}/*'")
     split_for = _split_for(profile.weights or "")
@@ -147,6 +148,29 @@ def _profile(path: KeyPath, model: Model, profile: Profile) -> Iterator[Finding]
         # vLLM does not check this itself: shards of another TP load and answer garbage.
         what = f"'{profile.weights}' is split for {split_for} ranks, not for {profile.tensor_parallel}"
         yield Finding((*path, "weights"), what, "name the directory that is split for this tensor_parallel")
+
+
+def _made(key: str, model: Model) -> Iterator[Finding]:
+    """What is made from the source must be what the profiles load."""
+    path: KeyPath = ("models", key)
+    if model.quantize and model.quantization == Quantization.FLOAT:
+        what = "the weights are quantized, but 'quantization' says float"
+        yield Finding(
+            (*path, "quantize"), what, "write 'quantization: w8a8-dynamic', or what the recipe makes"
+        )
+    name = PurePosixPath(model.directory).name
+    for profile_name, profile in model.profiles.items() if model.shard else ():
+        ranks = profile.tensor_parallel
+        place = f"TP{ranks}/{name}-tp{ranks}"
+        if ranks not in model.shard:
+            what = f"'shard' does not split the model for {ranks} ranks"
+            yield Finding(
+                (*path, "profiles", profile_name, "tensor_parallel"), what, f"add {ranks} to 'shard'"
+            )
+        elif profile.weights != place or profile.load_format != "sharded_state":
+            what = f"the model is split, and the weights for {ranks} ranks are in '{place}'"
+            mend = f"write 'weights: {place}' and 'load_format: sharded_state'"
+            yield Finding((*path, "profiles", profile_name), what, mend)
 
 
 def _captures(path: KeyPath, profile: Profile) -> Iterator[Finding]:

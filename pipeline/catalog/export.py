@@ -33,7 +33,7 @@ def _plain(value: Any) -> Any:
         return value
     kept = {name: _plain(item) for name, item in value.items() if not _noise(name, item)}
     arms = [arm for arm in kept.get("anyOf", []) if arm != {"type": "null"}]
-    if len(arms) == 1:
+    if len(arms) == 1 and "$ref" not in arms[0]:
         # A key without a value ("note:") is still allowed, as the loader takes it for an absent one.
         (arm,) = arms
         kinds = arm.get("type", "string")

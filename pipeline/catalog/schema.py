@@ -227,6 +227,18 @@ class Profile(Strict):
         return sizes
 
 
+class Quantize(Strict):
+    """Quantize the source's float weights while building (docs/quantize.md)."""
+
+    recipe: Text = Field(
+        default="w8a8-dynamic",
+        description="w8a8-dynamic, w8a8-static, w8a8sc, or a recipe file; relative to models.yaml",
+    )
+    engine: Literal["auto", "streaming", "msmodelslim", "w8a8sc"] = Field(
+        default="auto", description="auto: streaming where it covers the recipe, else msmodelslim"
+    )
+
+
 class Model(Strict):
     """One model of the catalog: where it comes from, where it lies in the image, how it is served."""
 
@@ -241,6 +253,14 @@ class Model(Strict):
     max_positions: int = Field(ge=1, description="The model's own limit on tokens (max_position_embeddings)")
     sources: tuple[Source, ...] = Field(min_length=1, description="Tried in order when the model is locked")
     files: Files = Field(default=Files(), description="Which files to take; absent: all")
+    quantize: Quantize | None = Field(
+        default=None, description="Absent: the source's weights are taken as they are"
+    )
+    shard: tuple[Literal[1, 2, 4, 8], ...] = Field(
+        default=(),
+        description="Split the weights for these tensor-parallel sizes, each into TP{n}/<name>-tp{n}; only the "
+        "splits go into the image (docs/shards.md)",
+    )
     profiles: dict[Key, Profile] = Field(
         min_length=1, description="By script name; the first is the image's command"
     )
@@ -256,6 +276,11 @@ class Model(Strict):
     license: Text | None = Field(
         default=None, description="SPDX expression of the weights' licence, e.g. Apache-2.0"
     )
+
+    @property
+    def made(self) -> bool:
+        """Whether the image's files are made from the source's, so that the lock does not name them."""
+        return self.quantize is not None or bool(self.shard)
 
     @property
     def default_profile(self) -> str:

@@ -21,8 +21,9 @@ from pipeline.oci.reference import Reference, parse_reference
 from pipeline.reports.output import print_json, print_text
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
-from pipeline.stages.build import Built, Planned, build, plan, prepare
+from pipeline.stages.build import Built, Planned, build, plan, prepare, require_destination
 from pipeline.stages.locking import ensure_locked, parse_source
+from pipeline.stages.making import make_models, refuse_plan_of_made
 from pipeline.stages.platforms import build_platforms
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _one(
             target, settings, progress, locked=options.locked, source=source, needs_base=base_image is None
         )
     if options.dry_run:
+        refuse_plan_of_made(alike[0])
         planned = [plan(one, catalog, lock, settings, destination, base_image) for one in alike]
         if not _builder(options):
             return planned
@@ -99,6 +101,10 @@ def _one(
         return [replace(planned[0], dockerfile=dockerfile_of(parts))]
     target = alike[0]
     hubs = {key: _hub(target, key, lock.models[key], source, settings) for key, _ in target.models}
+    if any(model.made for _, model in target.models):
+        # Hours may go into making: what a rule, the base or the destination refuses is found before.
+        require_destination(prepare(target, catalog, lock, settings, destination, base_image))
+        lock, hubs = make_models(target, lock, settings, hubs, progress)
     if builder := _builder(options):
         from pipeline.stages.docker_builder import build_with_docker
 

@@ -19,6 +19,7 @@ from pipeline.hubs.selection import select
 from pipeline.lock.values import Lock, LockedModel
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
+from pipeline.stages.making import as_source
 from pipeline.weights.cache import serving_shape
 from pipeline.weights.check import SHARD
 from pipeline.weights.footprint import (
@@ -105,6 +106,11 @@ def find_facts(
 
     With `offline` no hub is asked. Raises DuopackError when nothing tells the model's sizes.
     """
+    if model.made:
+        whole = as_source(model)
+        profile = next(iter(whole.profiles.values()))
+        facts = find_facts(key, whole, profile, settings, lock, progress, source=source, offline=offline)
+        return _as_made(facts, model) if model.quantize else facts
     locked = lock.models.get(key)
     directory = settings.model_directory(key)
     if source is None and locked and _complete(directory, locked):
@@ -129,6 +135,13 @@ def find_facts(
     if problems:
         progress.warn(f"{key}: no source answers, so {config.where} are taken. {problems[0]}")
     return Facts(config.where, config, usual_quantization(config, model.quantization.value))
+
+
+def _as_made(facts: Facts, model: Model) -> Facts:
+    """What the recipe makes of float weights, by the dimensions."""
+    kind = model.quantization.value
+    quantization = usual_quantization(facts.config, kind)
+    return Facts(f"{facts.origin}, as {kind} makes it", facts.config, quantization)
 
 
 def _complete(directory: Path, locked: LockedModel) -> bool:

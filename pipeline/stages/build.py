@@ -136,6 +136,12 @@ def prepare(
     return Parts(target, lock, settings, destination, base, launch)
 
 
+def require_destination(parts: Parts) -> None:
+    """Asks a registry for something: one that is down, or wants a login, raises DuopackError now."""
+    if parts.destination.transport == "docker":
+        open_sink(parts.destination).has(Digest.of(b""), 0)
+
+
 def plan(
     target: Target,
     catalog: Catalog,

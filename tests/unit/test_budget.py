@@ -454,7 +454,7 @@ def test_compare_puts_chips_and_types_side_by_side(
     assert run("27b", "--offline", "--compare", "--svg", str(picture)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1:3] for line in lines[1:]] == [
-        [kind, tp] for kind in ("float", "w8a8") for tp in "124"
+        [kind, tp] for kind in ("float", "w8a8-dynamic") for tp in "124"
     ]
     assert "~27 GB" in lines[2]
     root = ElementTree.parse(picture).getroot()

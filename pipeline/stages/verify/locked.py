@@ -9,7 +9,9 @@ from pipeline.errors import DuopackError, quoted
 from pipeline.files import FileRecord
 from pipeline.lock.values import Lock
 from pipeline.stages.inside.image import Inside
+from pipeline.stages.quantize.record import RECORD as QUANTIZATION_RECORD
 from pipeline.stages.verify.finding import Finding, Severity
+from pipeline.weights.shards.record import RECORD as SHARDS_RECORD
 
 BASE_DIGEST = "org.opencontainers.image.base.digest"
 BASE_NAME = "org.opencontainers.image.base.name"
@@ -32,11 +34,21 @@ def expected_from_lock(inside: Inside, lock: Lock) -> tuple[Expected, tuple[str,
         launch = None
     files, absent = {}, []
     for model in launch.models if launch else ():
+        directory = model.directory.strip("/")
         if locked := lock.models.get(model.key):
-            files[model.directory.strip("/")] = locked.files
+            if not is_made(inside, directory):
+                files[directory] = locked.files
         else:
             absent.append(model.key)
     return Expected(files, _locked_base(inside, lock)), tuple(absent)
+
+
+def is_made(inside: Inside, directory: str) -> bool:
+    """Whether a model's weights were made while building: the lock then names their source, not them."""
+    records = (QUANTIZATION_RECORD, SHARDS_RECORD)
+    return any(
+        path.startswith(f"{directory}/") and path.rpartition("/")[2] in records for path in inside.tree.entries
+    )
 
 
 def check_locked(inside: Inside, expected: Expected, *, strict: bool) -> Iterator[Finding]:
