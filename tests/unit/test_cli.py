@@ -195,7 +195,7 @@ def test_help_and_version_end_well_and_soon():
     assert "publish" in done.stdout
     assert subprocess.run(duopack("build", "--help"), capture_output=True, check=True).returncode == 0
     assert time.monotonic() - started < 5
-    code = "import sys; from pipeline.cli import make_parser; make_parser(); print(*sys.modules)"
+    code = "import sys; from pipeline.arguments.parser import make_parser; make_parser(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -1,0 +1,1 @@
+"""The arguments of every command, by subject; light, since each start of duopack reads all of them."""
