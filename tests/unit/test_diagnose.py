@@ -226,10 +226,13 @@ def test_without_its_header_a_log_gives_likely_causes() -> None:
 
 
 def test_a_request_that_is_refused_ends_nothing() -> None:
-    refusal = (
-        "(APIServer pid=1) ERROR:    Exception in ASGI application\n(APIServer pid=1) Traceback (most recent call last):\n"
-        '(APIServer pid=1)   File "/opt/x.py", line 1, in f\n(APIServer pid=1) vllm.exceptions.VLLMValidationError: no\n'
+    words = (
+        "ERROR:    Exception in ASGI application",
+        "Traceback (most recent call last):",
+        '  File "/opt/x.py", line 1, in f',
+        "vllm.exceptions.VLLMValidationError: no",
     )
+    refusal = "".join(f"(APIServer pid=1) {line}\n" for line in words)
     diagnosis = diagnosed(HEADER + READY + refusal)
     assert (diagnosis.failed, diagnosis.first_error) == (False, None)
     later = raised("Worker_TP0", "06-14 20:19:00", "ValueError: the true one")

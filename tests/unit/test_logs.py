@@ -98,16 +98,13 @@ def test_pieces_of_any_size_give_the_same_lines(words: list[bytes], cuts: list[i
 
 
 def test_a_line_without_an_end_is_cut_and_costs_no_memory() -> None:
-    held = []
-
     def pieces():  # type: ignore[no-untyped-def]
         yield b"(Worker pid=1) "
         for _ in range(200):
             yield b"y" * 100_000
         yield b"\nnext\n"
 
-    for line in lines_of(pieces()):
-        held.append(line)
+    held = list(lines_of(pieces()))
     assert [len(line.text) <= MAX_LINE for line in held] == [True, True]
     assert held[1] == Line(2, "next")
     assert MAX_JSON < 1 << 20
@@ -153,8 +150,9 @@ def test_options_that_were_cut(text: str) -> None:
 
 def test_an_engines_line_with_its_optional_parts() -> None:
     sample = sample_in(
-        "Engine 003: Avg prompt throughput: 1403.7 tokens/s, Avg generation throughput: 17.0 tokens/s, Running: 1 reqs, "
-        "Waiting: 2 reqs, Deferred: 1 reqs, Preemptions: 4, GPU KV cache usage: 1.5%, Prefix cache hit rate: 12.5%, "
+        "Engine 003: Avg prompt throughput: 1403.7 tokens/s, Avg generation throughput: 17.0 tokens/s, "
+        "Running: 1 reqs, Waiting: 2 reqs, Deferred: 1 reqs, Preemptions: 4, "
+        "GPU KV cache usage: 1.5%, Prefix cache hit rate: 12.5%, "
         "External prefix cache hit rate: 99.0%, MM cache hit rate: 3.0%"
     )
     assert sample is not None
