@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 
 from pipeline.catalog.document import KeyPath
 from pipeline.catalog.schema import Catalog, Model, Profile, Quantization
-from pipeline.catalog.target import build_keys, find_target, image_name, image_tag
+from pipeline.catalog.target import ALL, OWN_SCRIPTS, build_keys, find_target, image_name, image_tag
 from pipeline.catalog.words import close_to
 from pipeline.errors import UsageError
+from pipeline.oci.reference import parse_reference
 
 # Names under /models/ that the image uses itself.
 RESERVED = ("scripts", "launch.json")
@@ -37,6 +38,7 @@ def check_catalog(catalog: Catalog, unsound: frozenset[str] = frozenset()) -> tu
     """All contradictions; `unsound` names entries that another error has left out, and nobody shall miss."""
     references = tuple(_references(catalog, unsound))
     findings = [*references, *_names(catalog), *_directories(catalog), *_served_names(catalog)]
+    findings += _images(catalog)
     for key, model in catalog.models.items():
         findings += _files(("models", key, "files"), model)
         findings += _shards(key, model)
@@ -71,7 +73,7 @@ def _references(catalog: Catalog, unsound: frozenset[str]) -> Iterator[Finding]:
 def _one_of(name: str, known: Iterable[str]) -> str:
     names = list(known)
     meant = close_to(name, names)
-    return f"did you mean '{meant}'?" if meant else f"there are {', '.join(names)}"
+    return f"did you mean '{meant}'?" if meant else f"take one of {', '.join(names)}"
 
 
 def _names(catalog: Catalog) -> Iterator[Finding]:
@@ -82,6 +84,10 @@ def _names(catalog: Catalog) -> Iterator[Finding]:
             both = f"the name '{name}' is a {kind} here and a {seen[name]} before"
             what = f"two profiles have the script '{name}.sh'" if seen[name] == kind == "profile" else both
             yield Finding(path, what, "rename one of them")
+        if kind == "profile" and name in OWN_SCRIPTS:
+            yield Finding(path, f"every image has a script '{name}.sh' of its own", "rename the profile")
+        if name == ALL and kind != "set":
+            yield Finding(path, f"'{ALL}' stands for every model of the catalog", f"rename the {kind}")
         seen.setdefault(name, kind)
 
 
@@ -104,6 +110,15 @@ def _directories(catalog: Catalog) -> Iterator[Finding]:
             relation = "is also" if ours == theirs else "overlaps"
             what = f"the directory '{ours}' {relation} that of model '{first}'"
             yield Finding(("models", second, "directory"), what, "give each model a directory of its own")
+
+
+def _images(catalog: Catalog) -> Iterator[Finding]:
+    for key, base in catalog.bases.items():
+        for number, image in enumerate(base.images):
+            try:
+                parse_reference(image)
+            except UsageError as error:
+                yield Finding(("bases", key, "images", number), error.what, error.mend)
 
 
 def _served_names(catalog: Catalog) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,31 +19,36 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 KEY: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 ENV_NAME: Final = r"^[A-Z_][A-Z0-9_]*$"
-TEXT: Final = r"^[^\x00-\x1f\x7f]+$"
+# Letters of any script, but nothing that moves the cursor, is invisible or turns the reading direction.
+_UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+TEXT: Final = rf"^[^{_UNSEEN}]+$"
 RELATIVE_PATH: Final = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
-ABSOLUTE_PATH: Final = r"^/[^\x00-\x1f\x7f]*$"
+ABSOLUTE_PATH: Final = rf"^/[^{_UNSEEN}]*$"
 # The grammar of distribution's reference specification: one part of a repository's path, and a whole one.
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::[0-9]+)?|localhost|[A-Za-z0-9-]+:[0-9]+"
 IMAGE: Final = rf"^{_PART}$"
 REPOSITORY: Final = rf"^(?:{_HOST})(?:/{_PART})*$"
 HUB_ID: Final = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+REVISION: Final = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 TAG: Final = r"^[A-Za-z0-9_{}.-]{1,128}$"
 
 FORMS: Final[dict[str, str]] = {
     KEY: "lower-case letters, digits, '.', '_' and '-', 63 at most, starting with a letter or digit",
     NAME: "letters, digits, '.', '_' and '-', 128 at most, starting with a letter or digit",
     ENV_NAME: "capital letters, digits and '_', as environment variables are named",
-    TEXT: "text on one line, not empty, without control characters",
+    TEXT: "text on one line, not empty, without control or invisible characters",
     RELATIVE_PATH: "a relative path of letters, digits, '.', '_' and '-', with '/' between its parts",
     ABSOLUTE_PATH: "an absolute path, starting with '/'",
     IMAGE: "lower-case letters and digits, with single '.', '_' or '-' between them",
     REPOSITORY: "a registry's host and, after it, a path in lower case: registry.example:5000/team",
     HUB_ID: "a model id of the form owner/name",
+    REVISION: "a branch, tag or commit: letters, digits, '.', '_' and '-', with '/' between its parts",
     TAG: "letters, digits, '.', '_', '-' and the places {base}, {profile} and {key}, 128 at most",
 }
 """What each pattern means in words, for errors."""
@@ -55,12 +61,26 @@ HubId = Annotated[str, StringConstraints(pattern=HUB_ID, max_length=200)]
 Platform = Literal["linux/arm64", "linux/amd64"]
 
 
+def _wrong(what: str, mend: str) -> PydanticCustomError:
+    """A validator's refusal in words; `words.py` shows the mend beside it."""
+    # The texts are given as context, since pydantic would fill in what stands in braces.
+    return PydanticCustomError("refused", "{what}", {"what": what, "mend": mend})
+
+
+def _no_truth(value: object) -> object:
+    """Refuses true and 2.0 where a number is one of a few: Python, and so Literal, takes them for 1 and 2."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("int_type", "not a whole number")
+    return value
+
+
 def _inside(path: str) -> str:
     if any(part in {".", ".."} for part in path.split("/")):
-        raise ValueError("the path must not have . or .. as a part")
+        raise _wrong("the path must not have . or .. as a part", "write the names below the directory only")
     return path
 
 
+Ranks = Annotated[Literal[1, 2, 4, 8], BeforeValidator(_no_truth)]
 RelativePath = Annotated[str, StringConstraints(pattern=RELATIVE_PATH), AfterValidator(_inside)]
 
 
@@ -125,7 +145,7 @@ class Source(Strict):
     modelscope: HubId | None = Field(default=None, description="A ModelScope model id, owner/name")
     huggingface: HubId | None = Field(default=None, description="A Hugging Face model id, owner/name")
     dir: Text | None = Field(default=None, description="A directory on this machine; relative to models.yaml")
-    revision: Text | None = Field(
+    revision: Annotated[str, StringConstraints(pattern=REVISION, max_length=200)] | None = Field(
         default=None, description="Branch, tag or commit; the hub's default branch if absent"
     )
 
@@ -133,9 +153,9 @@ class Source(Strict):
     def _one(self) -> Self:
         given = [name for name in ("modelscope", "huggingface", "dir") if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError("a source names exactly one of modelscope, huggingface or dir")
+            raise _wrong("a source names exactly one of modelscope, huggingface or dir", "keep one of them")
         if self.dir and self.revision:
-            raise ValueError("a directory has no revision")
+            raise _wrong("a directory has no revision", "remove the revision")
         return self
 
     @property
@@ -161,9 +181,7 @@ class Files(Strict):
 class Profile(Strict):
     """One way to serve a model: a start script and its settings. The script is the profile's name + `.sh`."""
 
-    tensor_parallel: Literal[1, 2, 4, 8] = Field(
-        description="Chips used, one rank each; a 300I Duo card has two chips"
-    )
+    tensor_parallel: Ranks = Field(description="Chips used, one rank each; a 300I Duo card has two chips")
     served_name: Name = Field(description="The model name that clients send in `model`")
     port: int = Field(default=12320, ge=1, le=65535, description="The port inside the container")
     weights: RelativePath | None = Field(
@@ -223,7 +241,9 @@ class Profile(Strict):
     @classmethod
     def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
         if list(sizes) != sorted(set(sizes)):
-            raise ValueError("capture sizes are given once each, in ascending order")
+            raise _wrong(
+                "capture sizes are given once each, in ascending order", f"write {sorted(set(sizes))}"
+            )
         return sizes
 
 
@@ -256,7 +276,7 @@ class Model(Strict):
     quantize: Quantize | None = Field(
         default=None, description="Absent: the source's weights are taken as they are"
     )
-    shard: tuple[Literal[1, 2, 4, 8], ...] = Field(
+    shard: tuple[Ranks, ...] = Field(
         default=(),
         description="Split the weights for these tensor-parallel sizes, each into TP{n}/<name>-tp{n}; only the "
         "splits go into the image (docs/shards.md)",
@@ -315,13 +335,18 @@ class Publish(Strict):
     @field_validator("tag")
     @classmethod
     def _places(cls, tag: str) -> str:
-        return check_tag_template(tag)
+        try:
+            return check_tag_template(tag)
+        except ValueError as error:
+            raise _wrong(str(error), "write plain text with {base}, {profile} and {key} in it") from None
 
 
 class Catalog(Strict):
     """The whole of models.yaml."""
 
-    version: Literal[1] = Field(description="The version of this file's form")
+    version: Annotated[Literal[1], BeforeValidator(_no_truth)] = Field(
+        description="The version of this file's form"
+    )
     default_base: Key = Field(description="The base that is built on when none is asked for")
     default_platform: Platform = Field(
         default="linux/arm64", description="The platform that is built when none is asked for"

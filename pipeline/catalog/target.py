@@ -14,7 +14,10 @@ ALL = "all"
 """The key of an image with every model of the catalog, unless the catalog gives it another meaning."""
 
 LIST = "list"
-"""The script that prints which models are inside; no profile can have this name."""
+"""The script that prints which models are inside."""
+
+OWN_SCRIPTS = frozenset({"healthcheck", LIST})
+"""Scripts that every image has; no profile can have these names."""
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 

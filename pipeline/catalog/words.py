@@ -86,18 +86,22 @@ def _wrong_value(
         form = schema.FORMS.get(context["pattern"], f"text that matches {context['pattern']}")
         return f"{shown} is not of the right form", f"write {form}"
     if kind == "value_error":
-        return str(context["error"]), ""
+        return str(context["error"]), _purpose(path)
+    if kind == "refused":
+        return str(context["what"]), str(context["mend"])
     if kind in _BOUNDS:
         return f"{shown} is {_BOUNDS[kind][0]} {context[_BOUNDS[kind][1]]}", _purpose(path)
-    if kind in {"too_short", "too_long", "string_too_long"}:
-        words = {
-            "too_short": "it is empty",
-            "too_long": "it has too many items",
-            "string_too_long": "it is too long",
-        }
-        return words[kind], _purpose(path)
+    if kind in _TOO_MUCH:
+        what, mend = _TOO_MUCH[kind]
+        return what, _purpose(path) or mend
     return _wrong_type(kind, value, shown, entry, path)
 
+
+_TOO_MUCH = {
+    "too_short": ("it is empty", "give one item at least"),
+    "too_long": ("it has too many items", "leave some out"),
+    "string_too_long": ("it is too long", "shorten it"),
+}
 
 _BOUNDS = {
     "greater_than": ("not above", "gt"),
@@ -122,7 +126,7 @@ _WANTED = {
 def _wrong_type(kind: str, value: Any, shown: str, entry: Entry, path: KeyPath) -> tuple[str, str]:
     wanted = _WANTED.get(kind, "another value")
     if value is None:
-        return f"it has no value, but needs {wanted}", _purpose(path)
+        return f"it has no value, but needs {wanted}", _purpose(path) or f"write {wanted} after it"
     if kind == "string_type" and isinstance(value, bool | int | float):
         read = "true or false" if isinstance(value, bool) else "a number"
         return (
@@ -130,11 +134,12 @@ def _wrong_type(kind: str, value: Any, shown: str, entry: Entry, path: KeyPath) 
             f"quote it: '{entry.written}'",
         )
     if isinstance(value, str) and wanted in {"a number", "a whole number", "true or false"}:
-        return f"{shown} is text, but this is {wanted}", "write it without quotes" if _bare(value) else ""
+        bare = "write it without quotes" if _bare(value) else ""
+        return f"{shown} is text, but this is {wanted}", bare or _purpose(path) or f"write {wanted}"
     if isinstance(value, list | dict):
         is_now = "a list" if isinstance(value, list) else "a map"
-        return f"it is {is_now}, but must be {wanted}", _shape_hint(wanted, path)
-    return f"{shown} is not {wanted}", _shape_hint(wanted, path)
+        return f"it is {is_now}, but must be {wanted}", _shape_hint(wanted, path) or f"write {wanted}"
+    return f"{shown} is not {wanted}", _shape_hint(wanted, path) or f"write {wanted}"
 
 
 def _bare(value: str) -> bool:
@@ -178,6 +183,8 @@ _LEVELS: dict[str, type[BaseModel]] = {
 
 
 def _choice(value: Any, allowed: list[str]) -> str:
+    if isinstance(value, str) and value in allowed:
+        return f"write {value} without quotes"
     if meant := close_to(str(value), allowed) if isinstance(value, str) else "":
         return f"did you mean '{meant}'? It may be {listed(allowed)}"
     return f"it may be {listed(allowed)}" if allowed else ""

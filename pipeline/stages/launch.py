@@ -15,7 +15,7 @@ from pipeline.ascend.options import Problem, check_options
 from pipeline.ascend.rules import Finding, Severity, judge
 from pipeline.ascend.scripts import healthcheck_script, list_script, serve_script
 from pipeline.ascend.serve import MODELS_ROOT, arguments, command, defaults, settings, weights_path
-from pipeline.catalog.target import LIST
+from pipeline.catalog.target import LIST, OWN_SCRIPTS
 from pipeline.errors import DuopackError, quoted
 from pipeline.oci.image import Healthcheck
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SCRIPTS = f"{MODELS_ROOT}/scripts"
 LABEL = "io.duopack."
-OWN_SCRIPTS = frozenset({"healthcheck", LIST})
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -86,6 +86,32 @@ def test_two_profiles_cannot_have_one_script(catalog):
     assert "models.two.profiles.none: two profiles have the script 'none.sh'" in only_problem(catalog)
 
 
+@pytest.mark.parametrize("name", ["list", "healthcheck"])
+def test_a_profile_cannot_have_the_name_of_a_script_that_every_image_has(catalog, name):
+    catalog["models"]["one"]["profiles"] = {name: profile_of(catalog)}
+    assert f"every image has a script '{name}.sh' of its own (rename the profile)" in only_problem(catalog)
+
+
+def test_only_a_set_can_say_what_all_is(catalog):
+    catalog["sets"]["all"] = ["two"]
+    check(catalog)
+    del catalog["sets"]
+    catalog["models"]["all"] = catalog["models"].pop("one")
+    assert "models.all: 'all' stands for every model" in only_problem(catalog)
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [("user:hidden@r.example/x:1", "password"), ("R.example/X", "capital"), ("oci:", "directory is missing")],
+)
+def test_a_base_is_a_name_of_an_image_without_a_login(catalog, image, said):
+    catalog["bases"]["base"]["images"] = ["r.example/x:1", image]
+    problem = only_problem(catalog)
+    assert "bases.base.images[1]" in problem
+    assert said in problem
+    assert "hidden" not in problem
+
+
 @pytest.mark.parametrize("kind", ["set", "profile", "base"])
 def test_one_name_cannot_mean_two_things(catalog, kind):
     if kind == "set":

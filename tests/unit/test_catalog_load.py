@@ -75,7 +75,6 @@ def test_the_smallest_catalog_is_taken(tmp_path):
         ("title: M", "title: M\n    port: 1", 11, "models.m.port: this key is unknown here", "a profile"),
         ("title: M\n    ", "", 9, "models.m: the key 'title' is missing", "name for people"),
         ("tensor_parallel: 1", "tensor_parallel: 3", 16, "3 is not allowed", "1, 2, 4 or 8"),
-        ("tensor_parallel: 1", "tensor_parallel: '2'", 16, "'2' is not allowed", "1, 2, 4 or 8"),
         ("qwen3.5", "qwen3_5", 12, "'qwen3_5' is not allowed", "did you mean 'qwen3.5'?"),
         (
             "max_num_seqs: 4",
@@ -112,13 +111,30 @@ def test_the_smallest_catalog_is_taken(tmp_path):
             "host",
         ),
         ("version: 1", "version: 1\nsets: {s: []}", 2, "sets.s: it is empty", ""),
+        ("tensor_parallel: 1", "tensor_parallel: true", 16, "true is not a whole number", "Chips used"),
+        ("tensor_parallel: 1", "tensor_parallel: 1.0", 16, "1.0 is not a whole number", "Chips used"),
+        ("version: 1", "version: true", 1, "version: true is not a whole number", "version of this file"),
+        ("title: M", "title: M\n    shard: [true]", 11, "shard[0]: true is not a whole number", "write"),
+        ("tensor_parallel: 1", "tensor_parallel: '1'", 16, "'1' is not allowed", "write 1 without quotes"),
+        ("title: M", 'title: "M\\u202e"', 10, "is not of the right form", "invisible"),
+        ("title: M", 'title: "M\\u200b"', 10, "is not of the right form", "invisible"),
+        ("title: M", 'title: "M\\x9b31m"', 10, "is not of the right form", "invisible"),
+        ("dir: weights", "modelscope: a/b, revision: --x y", 14, "is not of the right form", "branch"),
+        ("dir: weights", "modelscope: a/b, revision: a/../b", 14, "is not of the right form", "branch"),
+        ("max_num_seqs: 4", "capture_sizes: [4, 1], max_num_seqs: 4", 16, "ascending", "write [1, 4]"),
+        ("title: M", f"title: {'M' * 5000}", 10, "it is too long", "name for people"),
     ],
 )
 def test_a_wrong_value_is_told_with_line_key_reason_and_mend(old, new, line, said, mend):
     (problem,) = problems(edited((old, new)))
     assert said in problem.what
     assert mend in problem.mend
+    assert problem.mend
     assert problem.position.line == line
+
+
+def test_a_title_may_be_of_any_script():
+    assert load(edited(("title: M", "title: 通义千问 3.5（é）"))).models["m"].title == "通义千问 3.5（é）"
 
 
 def test_a_list_where_the_whole_file_should_be_a_map():
@@ -215,5 +231,6 @@ def test_whatever_stands_in_any_place_the_answer_is_a_catalog_or_an_error_with_a
         outcome = error
     if isinstance(outcome, CatalogError):
         assert all(problem.position.line >= 1 and problem.what for problem in outcome.problems)
+        assert all(problem.mend for problem in outcome.problems)
     else:
         assert isinstance(outcome, Catalog)
