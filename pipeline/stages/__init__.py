@@ -18,5 +18,5 @@ survey.py, budget.py.
 
 A stage is a function of its inputs and returns a frozen result. `download` keeps a record on disk of what it has
 verified, by sha256 and file identity, so that a second run reads nothing again; what is made carries a record of its
-inputs, so that it is made once. The layer memo (`LayerMemo`) likewise remembers the digest of a layer that was packed before.
+inputs, so that it is made once. The layer memo (`LayerMemo`) remembers the digest of a layer that was packed before.
 """
