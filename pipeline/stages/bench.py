@@ -214,7 +214,7 @@ class _Vllm:
         self, client: ServerClient, wanted: Wanted, served: ServedModel, container: Container | None
     ) -> None:
         self._client, self._wanted, self._served, self._container = client, wanted, served, container
-        self._url = client.url if container is None else _inner_url(client.url, container)
+        self._url = client.url if container is None else inner_url(client.url, container)
 
     def warm_up(self) -> None:
         """The tool makes a first request by itself before it measures."""
@@ -274,7 +274,7 @@ def _failed(code: int, output: bytes) -> DuopackError:
     )
 
 
-def _inner_url(url: str, container: Container) -> str:
+def inner_url(url: str, container: Container) -> str:
     """The server's address as it is inside of its container, from the ports that the engine maps."""
     port = urlsplit(url).port or 80
     ports = (container.attrs.get("NetworkSettings") or {}).get("Ports") or {}

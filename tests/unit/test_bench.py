@@ -34,7 +34,7 @@ from pipeline.serving.benchmark import (
 from pipeline.serving.client import ServerClient
 from pipeline.serving.loadgen import MAX_EVENT, events
 from pipeline.serving.metrics import Counters, parse_counters
-from pipeline.stages.bench import Wanted, bench
+from pipeline.stages.bench import Wanted, bench, inner_url
 
 PAUSE = 0.01
 FIRST = 0.05
@@ -491,3 +491,54 @@ def test_every_word_of_vllms_command_is_an_option_of_0_20_2() -> None:
 def test_results_that_are_none(text: str) -> None:
     with pytest.raises(DuopackError, match="cannot be read"):
         vllm_bench.point_of(text, vllm_bench.Order("u", "m", "t", 1, 1, 1, 1, 0))
+
+
+class FakeContainer:
+    """The server's container, with vLLM 0.20.2's tool in it."""
+
+    name = "vllm-9b"
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.attrs: dict[str, Any] = {
+            "NetworkSettings": {"Ports": {"12320/tcp": [{"HostPort": "12322"}], "9/tcp": None}}
+        }
+        self.ran: list[list[str]] = []
+        self.fails = fails
+
+    def exec_run(self, words: list[str]) -> tuple[int, bytes]:
+        self.ran.append(words)
+        if words[0] == "cat":
+            count = int(self.ran[0][self.ran[0].index("--num-prompts") + 1])
+            result = {"completed": count, "failed": 0, "duration": 1.0, "output_throughput": 9.0}
+            times = {
+                f"{kind}_{what}_ms": 1.0
+                for kind in ("mean", "p50", "p90", "p99")
+                for what in ("ttft", "tpot")
+            }
+            return 0, json.dumps(result | times | {"total_token_throughput": 10.0}).encode()
+        return (1, b"no tokenizer\nOSError: gone") if self.fails else (0, b"")
+
+
+def test_vllms_own_tool_inside_of_the_servers_container(server: Server) -> None:
+    container = FakeContainer()
+    client = ServerClient(server.url)
+    result = bench(client, wanted(concurrencies=(2,)), lambda _: None, container)  # type: ignore[arg-type]
+    assert (result.tool, result.points[0].output_throughput) == ("vllm bench serve", 9.0)
+    measure, read, removed = container.ran
+    assert measure[:3] == ["vllm", "bench", "serve"]
+    assert measure[measure.index("--tokenizer") + 1] == "/models/tiny"
+    assert read[0] == "cat"
+    assert removed[:2] == ["rm", "-f"]
+    assert read[1] == removed[2]
+
+
+def test_the_servers_address_inside_of_its_container() -> None:
+    container: Any = FakeContainer()
+    assert inner_url("http://host:12322", container) == "http://127.0.0.1:12320"
+    assert inner_url("http://host:8000", container) == "http://127.0.0.1:8000", "--net=host"
+
+
+def test_vllms_own_tool_fails_inside(server: Server) -> None:
+    container: Any = FakeContainer(fails=True)
+    with pytest.raises(DuopackError, match="OSError: gone"):
+        bench(ServerClient(server.url), wanted(), lambda _: None, container)
