@@ -42,7 +42,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """One line. `when` is the log's own `MM-DD HH:MM:SS` or ""; `level` is "" where no logger wrote it."""
+    """One line. `when` is `MM-DD HH:MM:SS` or "", docker's where it has put one; `level` is "" where no logger wrote it."""
 
     number: int
     text: str
@@ -85,7 +85,8 @@ def parse_line(raw: bytes, number: int) -> Line:
         process = process or (match[1] if match.re is _PROCESS else f"rank{match[1]}")
         text = text[match.end() :]
     if match := _RECORD.match(text):
-        level, when, text = match[1], match[2], text[match.end() :]
+        # One clock for all lines: docker's counts in UTC, a container's own may not.
+        level, when, text = match[1], when or match[2], text[match.end() :]
     elif match := _UVICORN.match(text):
         level, text = match[1], text[match.end() :]
     return Line(number, text.rstrip(), process, level, when)

@@ -44,7 +44,9 @@ def parsed(text: str) -> Line:
 def test_decoration_is_taken_off(text: str, process: str, role: Role) -> None:
     line = parsed(text)
     assert (line.text, line.process, line.role) == ("KeyError: 'x'", process, role)
-    assert (line.level, line.when) == ("ERROR", "06-14 20:12:01")
+    assert line.level == "ERROR"
+    # One clock for all lines of a log: docker's where it has put its times before them.
+    assert line.when == ("06-14 20:12:03" if text.startswith("2026") else "06-14 20:12:01")
 
 
 def test_older_and_other_loggers() -> None:
@@ -59,7 +61,7 @@ def test_older_and_other_loggers() -> None:
 def test_a_line_of_dockers_json_file() -> None:
     row = {"log": f"(EngineCore pid=5) {RECORD}\n", "stream": "stderr", "time": "2026-06-14T20:12:09.5Z"}
     line = parsed(json.dumps(row))
-    assert (line.process, line.text, line.when) == ("EngineCore", "KeyError: 'x'", "06-14 20:12:01")
+    assert (line.process, line.text, line.when) == ("EngineCore", "KeyError: 'x'", "06-14 20:12:09")
     bare = parsed(json.dumps(row | {"log": "Killed\n"}))
     assert (bare.text, bare.when) == ("Killed", "06-14 20:12:09")
     for broken in ('{"log": 3', '{"log":3}', '{"log":"x","time":7}', '{"log":' + "[" * 5000):
