@@ -141,6 +141,7 @@ class Buildah:
     """`buildah bud` and `buildah push`, as it comes, or told not to compress."""
 
     material: Material
+    unmount: Callable[[Path], None]
     compress: bool
 
     @property
@@ -162,7 +163,10 @@ class Buildah:
             "build": [*buildah, *build, "--tag", "bench", str(self.material.context)],
             "push": [*buildah, *push, "bench", f"docker://{host}/{REPOSITORY}:v1"],
         }
-        sample = in_steps(steps, clean_environment())
+        try:
+            sample = in_steps(steps, clean_environment())
+        finally:
+            self.unmount(directory)
         return {self.name: replace(sample, left=disk_usage(directory / "root"))}
 
 

@@ -72,6 +72,8 @@ def parse() -> argparse.Namespace:
         "--only", action="append", default=[], metavar="NAME", help="contenders whose name begins so"
     )
     options = parser.parse_args()
+    # Engines write their paths elsewhere, and are looked for by them.
+    options.work = options.work.resolve()
     if options.rounds < 1 or options.gib <= 0:
         parser.error("--rounds and --gib must be above zero")
     return options
@@ -83,7 +85,7 @@ def choose(work: Path, only: Sequence[str]) -> tuple[list[Contender], dict[str, 
     curls = [Curl(material, method, parallel) for method in ("PUT", "PATCH") for parallel in (1, 4)]
     duopacks = [Duopack(material, work / f"duopack-{cold}", cold) for cold in (False, True)]
     dockers = [Docker(material, start_engine, buildkit) for buildkit in (False, True)]
-    buildahs = [Buildah(material, compress) for compress in (True, False)]
+    buildahs = [Buildah(material, unmount, compress) for compress in (True, False)]
     known: list[Contender] = [*curls, *duopacks, *dockers, *buildahs]
     wanted = [one for one in known if not only or one.name.startswith(tuple(only))]
     missing = {one.name: problem for one in wanted if (problem := one.missing())}
@@ -94,6 +96,12 @@ def start_engine(directory: Path) -> AbstractContextManager[str]:
     from support.engine import running_engine
 
     return running_engine(directory)
+
+
+def unmount(directory: Path) -> None:
+    from support.engine import unmount_below
+
+    unmount_below(directory)
 
 
 def measure(

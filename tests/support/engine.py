@@ -53,8 +53,7 @@ def running_engine(directory: Path, storage: str = "overlay2", *, network: bool 
         finally:
             process.terminate()
             process.wait(60)
-            for mount in reversed(_mounts_below(directory)):
-                subprocess.run(["umount", mount], check=False)
+            unmount_below(directory)
             shutil.rmtree(directory / "data", ignore_errors=True)
 
 
@@ -86,6 +85,12 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
             return
         time.sleep(0.2)
     raise RuntimeError(f"dockerd did not start:\n{log.read_text()[-3000:]}")
+
+
+def unmount_below(directory: Path) -> None:
+    """Lets go of what an engine or a builder left mounted."""
+    for mount in reversed(_mounts_below(directory)):
+        subprocess.run(["umount", mount], check=False)
 
 
 def _mounts_below(directory: Path) -> list[str]:
