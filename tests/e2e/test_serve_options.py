@@ -1,6 +1,6 @@
 """The commands of the catalog, parsed by vLLM's own parser.
 
-Needs DUOPACK_TEST_VLLM: a Python that has vLLM 0.20.2.
+DUOPACK_VLLM is the directory of a virtual environment with vLLM 0.20.2 (`nox -s e2e_vllm` makes one).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pipeline.catalog.load import load_catalog
 
 pytestmark = pytest.mark.e2e
 
-PYTHON = os.environ.get("DUOPACK_TEST_VLLM", "")
+VLLM = os.environ.get("DUOPACK_VLLM")
+PYTHON = f"{VLLM}/bin/python"
 PARSE = """
 import json, sys
 from vllm import __version__
@@ -48,7 +49,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.skipif(not PYTHON, reason="DUOPACK_TEST_VLLM is not set")
+@pytest.mark.skipif(not VLLM, reason="DUOPACK_VLLM is not set")
 def test_vllm_s_own_parser_takes_every_command_and_refuses_a_wrong_one() -> None:
     catalog = load_catalog(Path(__file__).parents[2] / "models.yaml")
     base = next(base for base in catalog.bases.values() if base.vllm == "0.20.2")
