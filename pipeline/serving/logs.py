@@ -42,7 +42,10 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """One line. `when` is `MM-DD HH:MM:SS` or "", docker's where it has put one; `level` is "" where no logger wrote it."""
+    """One line.
+
+    `when` is `MM-DD HH:MM:SS` or "", docker's where it has put one; `level` is "" where no logger wrote it.
+    """
 
     number: int
     text: str
