@@ -59,9 +59,7 @@ def svg_lines(title: str, series: Sequence[Series], *, x_label: str, y_label: st
         f'<text x="{_LEFT}" y="22" font-weight="bold">{escape(title)}</text>\n'
         f'<text x="{middle:.0f}" y="{_TOP + _HEIGHT + 36}" text-anchor="middle">{escape(x_label)}</text>\n'
         f'<text transform="translate(16 {_TOP + _HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_label)}</text>\n"
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f"{escape(y_label)}</text>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 
