@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from pipeline.arguments.parser import make_parser
 from pipeline.errors import DuopackError, UsageError, quoted
+from pipeline.files import mend_of
 
 INTERRUPTED = 130
 
@@ -23,6 +24,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors go to stderr in one paragraph, results to stdout."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         # A file name that is no UTF-8, or a terminal that has no Chinese, must not end a build.
         if isinstance(stream, io.TextIOWrapper):
@@ -69,7 +71,9 @@ def _told(fault: Exception, command: str) -> DuopackError:
     hint = "run it again with --debug to see where it happened"
     if isinstance(fault, OSError):
         name = str(fault.filename) if fault.filename else ""
-        return DuopackError(quoted(fault.strerror or str(fault)), where=quoted(name), mend=hint)
+        return DuopackError(
+            quoted(fault.strerror or str(fault)), where=quoted(name), mend=mend_of(fault) or hint
+        )
     what = f"a fault of duopack itself: {type(fault).__name__}: {quoted(str(fault), 400)}"
     return DuopackError(what, where=command, mend=f"{hint}, and report that")
 
@@ -82,9 +86,17 @@ def _fail(error: DuopackError, command: str, *, as_json: bool) -> int:
 
             print_json({"error": {"what": error.what, "where": error.where, "mend": error.mend}})
             sys.stdout.flush()
+    with suppress(OSError):
         sys.stderr.write(f"{f'duopack {command}'.rstrip()}: {kind}: {error}\n")
         sys.stderr.flush()
     return error.exit_code
+
+
+def _open_missing_streams() -> None:
+    """Gives a process that was started without stdout or stderr (`>&-`) one that leads nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _drop_streams_without_reader() -> bool:

@@ -68,8 +68,8 @@ def sha256_file(
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Writes beside, syncs and renames: a reader sees the old file or the new one, after a crash too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -112,6 +112,16 @@ def require_space(
         )
 
 
+def require_writable(directory: Path) -> None:
+    """Raises DuopackError when nothing can be written into `directory`, there or still to be made."""
+    nearest = _existing(directory)
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return
+    code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+    with disk_errors(nearest):
+        raise OSError(code, os.strerror(code))
+
+
 def same_disk(one: Path, other: Path) -> bool:
     """Whether two paths, there or not yet, lie on one file system."""
     return _existing(one).stat().st_dev == _existing(other).stat().st_dev
@@ -123,24 +133,40 @@ def _existing(path: Path) -> Path:
     return path
 
 
+_MENDS = {
+    errno.ENOSPC: "free some space, then run the same command again: what is complete is kept",
+    errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
+    errno.EROFS: "the disk is mounted read-only: choose another place",
+    errno.EACCES: "check who owns it and its mode",
+    errno.EPERM: "check who owns it and its mode",
+    errno.EFBIG: "the file system cannot hold a file of this size: choose another disk",
+    errno.ENOENT: "check the path: a directory of it is not there and cannot be made",
+    errno.ENOTDIR: "a part of this path is a file, not a directory: choose another path",
+    errno.EISDIR: "this is a directory: name a file",
+    errno.EEXIST: "something else has this name: move it away, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "a symbolic link leads in a circle: remove it",
+    errno.EIO: "the disk or the network behind it fails: look into the kernel's log",
+    errno.EMFILE: "raise the limit on open files ('ulimit -n')",
+    errno.ENOMEM: "free some memory, then run the same command again",
+}
+
+
+def mend_of(error: OSError) -> str:
+    """What to do about a failure of the system; empty for one that no user can have caused."""
+    return _MENDS.get(error.errno or 0, "")
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError about `path` (full disk, quota, read-only, no permission) into a DuopackError."""
-    mends = {
-        errno.ENOSPC: "free some space, then run the same command again: what is complete is kept",
-        errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
-        errno.EROFS: "the disk is mounted read-only: choose another place",
-        errno.EACCES: "check who owns it and its mode",
-        errno.EPERM: "check who owns it and its mode",
-        errno.EFBIG: "the file system cannot hold a file of this size: choose another disk",
-    }
+    """Turns an OSError about `path` (full disk, quota, read-only, no permission, …) into a DuopackError."""
     try:
         yield
     except OSError as error:
-        if error.errno not in mends:
+        if not (mend := mend_of(error)):
             raise
         raise DuopackError(
-            f"cannot write: {os.strerror(error.errno)}", where=str(path), mend=mends[error.errno]
+            f"cannot write: {os.strerror(error.errno or 0)}", where=str(path), mend=mend
         ) from error
 
 

@@ -17,7 +17,7 @@ from pipeline.files import human_size
 from pipeline.hubs import open_hub
 from pipeline.hubs.hub import Hub
 from pipeline.lock.values import LockedModel
-from pipeline.oci.reference import Reference, parse_reference
+from pipeline.oci.reference import Reference, parse_reference, parse_typed
 from pipeline.reports.output import print_json, print_text
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
@@ -127,7 +127,7 @@ def _builder(options: argparse.Namespace) -> Builder | None:
 def _destination(to: str | None, catalog: Catalog, alike: Sequence[Target], settings: Settings) -> Reference:
     """Where the image goes: of several platforms under the name without one."""
     if to:
-        return parse_reference(to)
+        return parse_typed(to)
     target = alike[0]
     if len(alike) > 1:
         target = replace(target, platform=catalog.default_platform)
@@ -148,7 +148,7 @@ def _base(text: str | None, catalog: Catalog) -> tuple[str | None, Reference | N
     """A base by its name in the catalog, or any image by reference."""
     if text is None or text in catalog.bases:
         return text, None
-    return None, parse_reference(text)
+    return None, parse_typed(text)
 
 
 def _summary(result: Built | Planned) -> str:

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError, quoted
 from pipeline.oci.limits import DEFAULT, Limits
 from pipeline.oci.model import OnBytes, Source
 from pipeline.oci.places import open_source
-from pipeline.oci.reference import Reference, parse_reference
+from pipeline.oci.reference import Reference, parse_reference, parse_typed
 from pipeline.reports.progress import Progress
 from pipeline.settings import Settings
 from pipeline.stages.inside.image import Asking
@@ -29,7 +29,7 @@ def find_image(text: str, settings: Settings) -> Reference:
         catalog = load_catalog(settings.catalog)
         if text in {row.key for row in build_keys(catalog)}:
             return parse_reference(destination_of(catalog, find_target(catalog, text), settings))
-    return parse_reference(text)
+    return parse_typed(text)
 
 
 def open_image(reference: Reference, settings: Settings, progress: Progress) -> Source:
@@ -43,7 +43,7 @@ def open_image(reference: Reference, settings: Settings, progress: Progress) -> 
 
 def asking_of(options: argparse.Namespace, settings: Settings, progress: Progress, title: str) -> Asking:
     """How to look, from the options."""
-    base = parse_reference(options.base) if options.base else None
+    base = parse_typed(options.base) if options.base else None
 
     def begin(total: int) -> OnBytes:
         return progress.open(f"read {title}", total).advance

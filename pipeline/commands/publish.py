@@ -13,7 +13,7 @@ from pipeline.errors import DuopackError, UsageError, quoted
 from pipeline.files import human_size
 from pipeline.lock.values import read_lock
 from pipeline.oci.digest import Digest
-from pipeline.oci.reference import Reference, parse_reference
+from pipeline.oci.reference import Reference, parse_reference, parse_typed
 from pipeline.reports.output import print_json, print_text
 from pipeline.settings import Settings
 from pipeline.stages.base import base_names, refuse_base_as_destination
@@ -48,9 +48,9 @@ def _places(
                 f"'{quoted(options.image)}' is not a key of the catalog, so the names do not follow from it",
                 mend="give a key ('duopack list'), or an image with --to DEST and without --from-registry",
             )
-        return parse_reference(options.image), parse_reference(options.to), None
+        return parse_typed(options.image), parse_typed(options.to), None
     target = find_target(catalog, options.image, base=options.base, platform=options.platform)
-    destination = parse_reference(options.to or destination_of(catalog, target, settings))
+    destination = parse_typed(options.to or destination_of(catalog, target, settings))
     source = parse_reference(f"oci:{settings.work}/{target.key}")
     if options.from_registry:
         source = under_registry(destination, options.from_registry)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipeline.errors import DuopackError, quoted
 from pipeline.files import disk_errors
@@ -28,9 +28,11 @@ class Address:
     @property
     def where(self) -> str:
         """The model's address without user name, password or query."""
-        parts = urlsplit(self.endpoint)
-        port = f":{parts.port}" if parts.port else ""
-        return quoted(f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}/{self.model}")
+        # By hand: what a user set may be no address at all.
+        scheme, mark, rest = re.split(r"[?#]", self.endpoint)[0].rpartition("://")
+        login_and_host, slash, path = rest.partition("/")
+        host = login_and_host.rpartition("@")[2]
+        return quoted(f"{scheme}{mark}{f'{host}{slash}{path}'.rstrip('/')}/{self.model}")
 
     def refused(self, status: int, file: str | None = None) -> DuopackError:
         """The fault behind an HTTP status of 400 or more."""

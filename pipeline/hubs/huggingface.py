@@ -10,6 +10,7 @@ is imported; HF_ENDPOINT is read here when the hub is opened, and passed on. Wha
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -143,6 +144,9 @@ class HuggingFace:
             return address.refused(cause.response.status_code, file)
         if isinstance(cause, httpx2.HTTPError):
             return address.unreachable(cause)
+        if isinstance(cause, RuntimeError) and "client has been closed" in str(cause):
+            # The client's other threads lose the connection when one of them makes a new one.
+            return address.unreachable(ConnectionAbortedError(errno.ECONNABORTED, "the connection broke off"))
         if isinstance(cause, ValueError) and "too large" in str(cause):
             return DuopackError(
                 f"'{file}' is over 50 GB, which the client does not fetch over plain HTTP",

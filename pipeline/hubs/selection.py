@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pipeline.catalog.schema import Files
 from pipeline.errors import DuopackError, quoted
@@ -150,3 +150,15 @@ def _require_distinct(chosen: Sequence[RemoteFile], where: str) -> None:
                 mend="exclude one of them by pattern: on some disks one would overwrite the other",
             )
         seen[folded] = file.path
+    for folded, path in seen.items():
+        above = next((seen[one] for one in _directories(folded) if one in seen), None)
+        if above is not None:
+            raise DuopackError(
+                f"'{quoted(above)}' is a file, and '{quoted(path)}' would lie inside of it",
+                where=where,
+                mend="exclude one of them by pattern, or take the model from another source",
+            )
+
+
+def _directories(path: str) -> list[str]:
+    return [parent.as_posix() for parent in PurePosixPath(path).parents if parent.name]

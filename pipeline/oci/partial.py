@@ -84,13 +84,15 @@ class PartialFile:
 
 def make_directory(path: Path) -> None:
     """Makes a directory and those above it. Raises DuopackError where a file is in the way."""
-    try:
-        with disk_errors(path):
+    with disk_errors(path):
+        try:
             path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise DuopackError(
-            "this cannot be a directory: a file is in the way", where=str(path), mend="choose another place"
-        ) from error
+        except (FileExistsError, NotADirectoryError) as error:
+            raise DuopackError(
+                "this cannot be a directory: a file is in the way",
+                where=str(path),
+                mend="choose another place",
+            ) from error
 
 
 def sweep(directory: Path, prefix: str) -> None:

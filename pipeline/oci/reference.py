@@ -32,7 +32,7 @@ _DOMAIN = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]{{
 _COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_CREDENTIALS = re.compile(r"\A(?:[a-z]+://)?[^/:@]+:[^/@]*@(?!sha)[^/]*/")
+_CREDENTIALS = re.compile(r"\A(?:[a-z]+://)?(?!(?:oci|docker-archive):)[^/]*@(?!(?i:sha|md5))")
 _DIGEST_TAIL = re.compile(r"@(sha256:[0-9a-f]{64})\Z")
 
 
@@ -86,6 +86,23 @@ class Reference:
         return (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
+def parse_typed(text: str) -> Reference:
+    """As `parse_reference`, for what a person typed: a name with neither transport nor host is refused.
+
+    docker would take it for one on Docker Hub, but `9b.tar` or a misspelt key is more likely to be meant for
+    something else, and no weights shall go there by mistake.
+    """
+    reference = parse_reference(text)
+    if reference.transport == "docker" and reference.registry == DOCKER_HUB and "://" not in text:
+        head = text.partition("/")[0]
+        if not head.endswith(DOCKER_HUB):
+            raise UsageError(
+                f"'{quoted(text)}' names no registry, and is no key of the catalog",
+                mend=f"write {_FORMS}; for Docker Hub {reference}; 'duopack list' shows the keys",
+            )
+    return reference
+
+
 def parse_reference(text: str) -> Reference:
     """Reads an image name of any transport; a bare name is docker's. Raises UsageError when malformed."""
     if not text or len(text) > _MAX_TEXT or not text.isprintable() or text != text.strip():
@@ -117,6 +134,11 @@ def parse_reference(text: str) -> Reference:
 def _layout(rest: str, text: str) -> Reference:
     rest, digest = _split_digest(rest, text)
     path, colon, tag = rest.partition(":")
+    if "/" in tag:
+        # No tag has a slash: the first colon belongs to a directory's name, and maybe the last one too.
+        path, colon, tag = rest.rpartition(":")
+    if "/" in tag:
+        path, colon, tag = rest, "", ""
     if not path:
         raise _malformed(text, "the directory is missing")
     if colon:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.catalog.schema import Catalog, Model
 from pipeline.catalog.target import Target
-from pipeline.files import exclusive, require_space, same_disk
+from pipeline.errors import DuopackError
+from pipeline.files import exclusive, require_space, require_writable, same_disk
 from pipeline.lock.values import Lock, LockedModel
 from pipeline.oci.digest import Digest
 from pipeline.oci.hashing import FileContent
@@ -314,9 +315,15 @@ def built_of(parts: Parts, started: float, digest: str, sent: Sequence[Sent]) ->
 
 
 def _require_space(destination: Reference, missing: Sequence[Layer], files: Sequence[TarEntry]) -> None:
-    """Finds a disk that is too small before the download: for the layers, and the files if they share it."""
+    """Finds before the download what cannot be written: no such place, no permission, a disk that is too small.
+
+    The disk has to hold the layers, and the files if they share it.
+    """
     path = destination.path.absolute()
     directory = path if destination.transport == "oci" else path.parent
+    if directory is not path and path.is_dir():
+        raise DuopackError("this is a directory", where=str(path), mend="name a file")
+    require_writable(directory)
     size = sum(layer.blob.size for layer in missing)
     contents = [entry.content for entry in files if isinstance(entry.content, FileContent)]
     absent = [content for content in contents if not content.path.exists()]

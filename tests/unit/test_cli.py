@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -229,6 +230,47 @@ def test_a_full_disk_under_stdout_is_an_error():
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_error_is_told_on_stderr_where_stdout_is_full_and_it_is_to_be_json(project):
+    words = duopack("list", "--json", "--catalog", project.directory / "models.yaml")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left on device. To mend: free some space" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("list", "zz"), ("list", "--json", "zz")])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_closed_stdout_or_stderr_is_only_silent(project, words, closed):
+    command = shlex.join(duopack(*words, "--catalog", project.directory / "models.yaml"))
+    done = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if "zz" in words else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("unrecognized" in done.stderr) == ("zz" in words and "2>" not in closed)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("build", "one", "--work", "{}/file"), "Not a directory"),
+        (("build", "one", "--to", "oci:{}/file/x"), "Not a directory"),
+        (("build", "one", "--to", "docker-archive:{}/file/x.tar"), "Not a directory"),
+        (("build", "one", "--to", "docker-archive:{}"), "this is a directory"),
+        (("scripts", "one", "--to", "/proc/x"), "No such file"),
+        (("scripts", "one", "--to", "{}/file/x"), "Not a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_found_before_the_download(project, words, said):
+    project.run("lock")
+    project.hub.forget()
+    (project.directory / "file").write_text("")
+    places = ("--catalog", project.directory / "models.yaml")
+    work = () if "--work" in words else ("--work", project.work)
+    ran = run(*(word.format(project.directory) for word in words), *places, *work)
+    refused(ran, 1, said)
+    assert "--debug" not in ran.err
+    assert not project.hub.bytes_sent
 
 
 def test_a_terminal_without_chinese_ends_no_command(project):

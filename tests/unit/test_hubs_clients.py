@@ -18,6 +18,7 @@ from pipeline.demo.model import make_model
 from pipeline.errors import DuopackError
 from pipeline.files import sha256_file
 from pipeline.hubs import Hub, open_hub
+from pipeline.hubs.huggingface import HuggingFace
 from pipeline.hubs.selection import complete, select
 
 LARGE = "model.safetensors-00001-of-00002.safetensors"
@@ -148,6 +149,20 @@ def test_a_hub_that_is_down_is_named_with_its_variable(hub, kind, monkeypatch, t
 def test_a_web_page_instead_of_an_answer_is_recognized(hub, kind):
     hub.faults.garbage = True
     assert "not that of" in fault(opened(kind).listing)
+
+
+@pytest.mark.parametrize("endpoint", ["http://user:hidden@127.0.0.1:port", "http://[::1", "no address"])
+def test_an_address_that_is_none_is_named_without_its_login(hub, kind, endpoint, monkeypatch):
+    monkeypatch.setenv({"modelscope": "MODELSCOPE_ENDPOINT", "huggingface": "HF_ENDPOINT"}[kind], endpoint)
+    text = fault(lambda: opened(kind).listing())
+    assert "_ENDPOINT" in text
+    assert "hidden" not in text
+
+
+def test_a_connection_that_another_thread_gave_up_is_a_broken_connection(hub):
+    error = RuntimeError("Cannot send a request, as the client has been closed.")
+    fault = HuggingFace("Qwen/demo", None)._fault(error, Path(), "config.json")
+    assert "cannot reach Hugging Face: the connection broke off" in str(fault)
 
 
 def test_an_unsafe_name_in_the_listing_is_refused(hub):

@@ -79,6 +79,12 @@ def test_an_unsafe_name_is_refused_though_a_pattern_would_leave_it_out():
     assert "leaves its directory" in refused(listing("config.json", "../x"), include=("config.json",))
 
 
+@pytest.mark.parametrize("inside", ["config.json/x", "config.json/a/b", "CONFIG.json/x"])
+def test_a_name_that_is_a_file_and_a_directory_is_refused(inside):
+    assert "would lie inside of it" in refused(listing("config.json", inside))
+    assert chosen(listing("config.json", inside), exclude=("*/*",)) == ["config.json"]
+
+
 def test_names_that_differ_only_by_case_are_refused():
     assert "differ only by case" in refused(listing("Config.json", "config.json"))
 

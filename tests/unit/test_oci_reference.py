@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DuopackError, UsageError
 from pipeline.oci.digest import Digest
-from pipeline.oci.reference import Reference, parse_reference
+from pipeline.oci.reference import Reference, parse_reference, parse_typed
 
 HEX = "sha256:" + "0123456789abcdef" * 4
 
@@ -45,6 +45,42 @@ def test_docker_names_follow_dockers_familiar_rules(
     assert (reference.tag, reference.digest) == (tag, digest)
 
 
+@pytest.mark.parametrize("text", ["9b", "9b.tar", "build/9b", "9b:v1"])
+def test_a_name_that_only_docker_would_take_for_its_hub_is_not_taken_from_a_person(text: str) -> None:
+    with pytest.raises(UsageError, match="names no registry") as raised:
+        parse_typed(text)
+    assert f"for Docker Hub {parse_reference(text)}" in raised.value.mend
+    for full in (f"docker://{text}", f"docker.io/{text}", f"r.example/{text}", f"oci:{text}"):
+        assert parse_typed(full) == parse_reference(full)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:hidden@r.example",
+        "https://user:hid/den@r.example/x",
+        "docker://hidden@r.example/x:1",
+        "docker://us:hid@den@r.example/x",
+        "user:hidden@r.example",
+        "user:hidden@r.example:5000/X",
+        "http://r.example/x?token=hidden",
+        "http://r.example/x?a=b&access_token=hidden&c",
+    ],
+)
+def test_a_login_or_token_in_a_name_is_never_shown(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_reference(text)
+    for said in (
+        str(raised.value),
+        raised.value.what,
+        raised.value.where,
+        raised.value.mend,
+        *raised.value.args,
+    ):
+        assert "hid" not in said
+        assert "den@" not in said
+
+
 def test_the_digest_decides_over_the_tag() -> None:
     assert parse_reference(f"reg.example/a:b@{HEX}").wanted == HEX
     assert parse_reference("reg.example/a:b").wanted == "b"
@@ -59,6 +95,8 @@ def test_the_digest_decides_over_the_tag() -> None:
         (f"oci:build@{HEX}", "build", None, HEX),
         (f"oci:build:v1@{HEX}", "build", "v1", HEX),
         ("oci:user@host", "user@host", None, None),
+        ("oci:/srv/a:b/9b", "/srv/a:b/9b", None, None),
+        ("oci:/srv/a:b/9b:v1", "/srv/a:b/9b", "v1", None),
     ],
 )
 def test_layouts_are_a_directory_with_an_optional_tag_or_digest(
