@@ -47,7 +47,8 @@ def is_made(inside: Inside, directory: str) -> bool:
     """Whether a model's weights were made while building: the lock then names their source, not them."""
     records = (QUANTIZATION_RECORD, SHARDS_RECORD)
     return any(
-        path.startswith(f"{directory}/") and path.rpartition("/")[2] in records for path in inside.tree.entries
+        path.startswith(f"{directory}/") and path.rpartition("/")[2] in records
+        for path in inside.tree.entries
     )
 
 
