@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.engine import running_engine
 from support.images import TAG, model_files, our_image
+from support.memory import PEAK
 from support.registry import RegistryServer
 
 from pipeline.cli import main
@@ -168,12 +169,12 @@ def test_a_blob_that_the_registry_lost_or_damaged_is_found(registry, model, tmp_
     last.write_bytes(data)
 
 
-MEASURED = """
-import re, sys
-from pathlib import Path
+MEASURED = f"""
+{PEAK}
+import sys
 from pipeline.cli import main
 code = main(sys.argv[1:])
-print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1], file=sys.stderr)
+print(peak(), file=sys.stderr)
 raise SystemExit(code)
 """
 

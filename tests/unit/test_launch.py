@@ -312,5 +312,5 @@ def test_two_models_of_one_image_cannot_be_served_under_one_name():
     models = two()
     clash = models["small"].profiles["ns"].model_copy(update={"served_name": "qwen3.5-9b"})
     models["small"] = models["small"].model_copy(update={"profiles": {"ns": clash}})
-    with pytest.raises(DuopackError, match="9b and small, are served as 'qwen3.5-9b'"):
+    with pytest.raises(DuopackError, match=r"9b and small, are served as 'qwen3.5-9b'"):
         make(models)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory import PEAK
 
 from pipeline.errors import DuopackError
 from pipeline.oci import hashing
@@ -260,14 +261,15 @@ def test_memory_stays_constant_for_many_gib(tmp_path: Path) -> None:
     sparse(tmp_path / "w", 3 * GiB)
     # In a process of its own, so that the peak is of this work alone. Trusted, so that it takes a second.
     script = f"""
-import resource, pathlib
+{PEAK}
+import pathlib
 from pipeline.oci.tar import *
 path = pathlib.Path({str(tmp_path / "w")!r})
 content = FileContent(path, {3 * GiB}, "0" * 64, StatIdentity.of(path.stat()))
 layer = TarLayer((TarEntry("m/w", 0o644, content),))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 assert sum(map(len, layer.read())) == layer.size
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
     grown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert int(grown) < 20 << 10  # KiB

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.memory import PEAK
 
 from pipeline.demo.model import Variant, make_model, make_qwen3
 from pipeline.errors import DuopackError, UsageError
@@ -444,8 +445,9 @@ def test_memory_is_a_few_blocks(tmp_path: Path) -> None:
     _grow(tmp_path / "source", name, shape)
     _change_json(tmp_path / "source/config.json", lambda config: config.update(vocab_size=shape[0]))
     script = (
-        "import resource, sys; from pipeline.cli import main; code = main(sys.argv[1:]); "
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr); sys.exit(code)"
+        f"{PEAK}\n"
+        "import sys; from pipeline.cli import main; code = main(sys.argv[1:]); "
+        "print(peak(), file=sys.stderr); sys.exit(code)"
     )
     command = [
         sys.executable,

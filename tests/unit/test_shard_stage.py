@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.memory import PEAK
 from support.tiny_checkpoints import qwen3, qwen3_5, write_tensors
 
 import pipeline.stages.shard as stage
@@ -324,12 +325,13 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
     checkpoint = qwen3(hidden_size=512, vocab_size=32768, intermediate_size=8192, num_hidden_layers=1)
     source = checkpoint.write(tmp_path / "source")
     script = (
-        "import sys, resource; from pathlib import Path; from pipeline.stages.shard import shard;"
+        f"{PEAK}\n"
+        "import sys; from pathlib import Path; from pipeline.stages.shard import shard;"
         "from pipeline.reports.progress import open_progress;"
         "import pipeline.weights.shards.writer;"
-        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "base = peak();"
         "shard(Path(sys.argv[1]), Path(sys.argv[2]), open_progress(quiet=True), ranks=2);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
+        "print(peak() - base)"
     )
     command_line = [sys.executable, "-c", script, str(source), str(tmp_path / "out")]
     done = subprocess.run(command_line, cwd=ROOT, capture_output=True, check=True, timeout=60)
