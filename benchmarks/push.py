@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from material import Material
@@ -254,7 +256,7 @@ def say(text: str) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except BenchError as error:
+    except (BenchError, RuntimeError, pytest.fail.Exception) as error:
         sys.exit(f"push.py: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
