@@ -51,12 +51,12 @@ def demo(settings: Settings, environ: MutableMapping[str, str], progress: Progre
 def _demo(settings: Settings, environ: MutableMapping[str, str], progress: Progress) -> Demo:
     directory = settings.cache / "demo"
     shutil.rmtree(directory, ignore_errors=True)
+    progress.note("making a tiny random model in the layout of Qwen3.5, and a stand-in for the base image")
     with disk_errors(directory):
         directory.mkdir(parents=True)
-    progress.note("making a tiny random model in the layout of Qwen3.5, and a stand-in for the base image")
-    make_model(directory / "hub" / REPOSITORY)
-    make_base(directory / "base", "demo", "linux/arm64")
-    (directory / "models.yaml").write_bytes(files("pipeline.demo").joinpath("catalog.yaml").read_bytes())
+        make_model(directory / "hub" / REPOSITORY)
+        make_base(directory / "base", "demo", "linux/arm64")
+        (directory / "models.yaml").write_bytes(files("pipeline.demo").joinpath("catalog.yaml").read_bytes())
     own = replace(settings, catalog=directory / "models.yaml", work=directory, registry=None, tag=None)
     destination = parse_reference(f"oci:{settings.work / KEY}")
     target = find_target(load_catalog(own.catalog), KEY)

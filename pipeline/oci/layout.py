@@ -30,6 +30,7 @@ from pipeline.oci.model import (
 )
 from pipeline.oci.partial import PartialFile, make_directory, sweep
 from pipeline.oci.ranges import pread_exactly
+from pipeline.oci.reference import DEFAULT_TAG
 
 REF_NAME = "org.opencontainers.image.ref.name"
 IMAGE_NAME = "io.containerd.image.name"
@@ -109,6 +110,9 @@ class LayoutSource:
         if reference.startswith("sha256:"):
             return self._by_digest(entries, Digest(reference))
         names = [entry.annotations.get(REF_NAME, "") for entry in entries]
+        if not reference and len(set(names)) > 1 and DEFAULT_TAG in names:
+            # Of several it is the one that is written when no tag is given.
+            return self._named(entries, DEFAULT_TAG)
         matching = [
             entry for entry, name in zip(entries, names, strict=True) if not reference or name == reference
         ]
@@ -118,9 +122,10 @@ class LayoutSource:
             ", ".join(quoted(name, 80) or "(one without a tag)" for name in sorted(set(names))[:20])
             or "no image"
         )
-        wanted = "there is no single image" if matching else "there is no such image"
+        called = f" '{quoted(reference)}'" if reference else ""
+        wanted = "there are several images" if matching else "there is no such image"
         raise DuopackError(
-            f"{wanted} '{quoted(reference)}'; the layout has: {have}",
+            f"{wanted}{called}; the layout has: {have}",
             where=str(self.directory),
             mend="name one: oci:DIR:TAG",
         )

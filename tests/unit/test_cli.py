@@ -307,6 +307,24 @@ def test_an_interrupted_command_says_so_in_one_paragraph(project, number):
     assert project.built("one")["layers_sent"] > 0
 
 
+def test_ctrl_c_while_the_program_still_starts_is_one_line(tmp_path):
+    # A module that the command line imports, and that takes its time.
+    (tmp_path / "traceback.py").write_text("import sys, time; print('here', flush=True); time.sleep(20)")
+    process = subprocess.Popen(
+        duopack("list"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "duopack: error: interrupted.\n")
+
+
 def hear_interrupts() -> None:
     # A test runner that was started in the background hands down an ignored SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,6 +72,18 @@ def test_other_tags_and_unknown_keys_stay(tmp_path: Path) -> None:
     assert index(tmp_path)["annotations"] == {"kept": "yes"}
 
 
+def test_without_a_tag_the_only_image_is_meant_or_the_one_that_was_written_without(tmp_path: Path) -> None:
+    first = write_image(image(b"1"), LayoutSink(tmp_path, "a"))
+    assert LayoutSource(tmp_path).manifest("")[0].digest == first.digest
+    write_image(image(b"2"), LayoutSink(tmp_path, "b"))
+    with pytest.raises(DuopackError, match="there are several images; the layout has: a, b"):
+        LayoutSource(tmp_path).manifest("")
+    latest = write_image(image(b"3"), LayoutSink(tmp_path, "latest"))
+    assert LayoutSource(tmp_path).manifest("")[0].digest == latest.digest
+    with pytest.raises(DuopackError, match="there is no such image 'c'; the layout has: a, b, latest"):
+        LayoutSource(tmp_path).manifest("c")
+
+
 def test_writing_the_same_again_rewrites_no_blob(tmp_path: Path) -> None:
     write_image(image(), LayoutSink(tmp_path, "a"))
     layer = json.loads(LayoutSource(tmp_path).manifest("a")[1])["layers"][0]["digest"].removeprefix("sha256:")
