@@ -16,7 +16,7 @@ from pipeline.oci.digest import Digest
 from pipeline.oci.documents import parse_descriptor, parse_object
 from pipeline.oci.hashing import SideHash
 from pipeline.oci.limits import Budget, Limits
-from pipeline.oci.model import MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, Blob, Descriptor
+from pipeline.oci.model import MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, Blob, Described, Descriptor
 from pipeline.oci.ranges import RangeReader
 from pipeline.oci.split import Parts
 from pipeline.oci.tarindex import Member, TarError, members
@@ -26,24 +26,12 @@ _DAMAGED = "it is damaged or cut off: copy it here again"
 
 
 @dataclass(frozen=True)
-class BundledBlob:
+class BundledBlob(Described):
     """A file inside the bundle. Read from its start it is checked against its digest at the end."""
 
     parts: Parts
     begin: int
     descriptor: Descriptor
-
-    @property
-    def media_type(self) -> str:
-        return self.descriptor.media_type
-
-    @property
-    def size(self) -> int:
-        return self.descriptor.size
-
-    @property
-    def digest(self) -> Digest:
-        return self.descriptor.digest
 
     def read(self, offset: int = 0) -> Iterator[bytes]:
         """The bytes from `offset`. Raises DuopackError when they are gone or not those of the digest."""

@@ -25,6 +25,7 @@ from pipeline.oci.model import (
     OCI_INDEX,
     OCI_MANIFEST,
     Blob,
+    Described,
     Descriptor,
     OnBytes,
 )
@@ -42,23 +43,11 @@ _DAMAGED = "the layout is damaged: copy the image there again"
 
 
 @dataclass(frozen=True)
-class LayoutBlob:
+class LayoutBlob(Described):
     """A blob in a layout, checked against its digest whenever it is read."""
 
     path: Path
     descriptor: Descriptor
-
-    @property
-    def media_type(self) -> str:
-        return self.descriptor.media_type
-
-    @property
-    def size(self) -> int:
-        return self.descriptor.size
-
-    @property
-    def digest(self) -> Digest:
-        return self.descriptor.digest
 
     def read(self, offset: int = 0) -> Iterator[Piece]:
         """The bytes from `offset`. Raises DuopackError when the file is missing, cut or damaged."""

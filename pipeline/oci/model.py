@@ -75,6 +75,24 @@ class Blob(Protocol):
         ...
 
 
+class Described:
+    """What a blob is, where a descriptor tells it."""
+
+    descriptor: Descriptor
+
+    @property
+    def media_type(self) -> str:
+        return self.descriptor.media_type
+
+    @property
+    def size(self) -> int:
+        return self.descriptor.size
+
+    @property
+    def digest(self) -> Digest:
+        return self.descriptor.digest
+
+
 class Source(Protocol):
     """A place that holds images: a registry repository, an OCI layout."""
 

@@ -20,7 +20,7 @@ from pipeline.oci.bundle_source import BundleSource, open_parts
 from pipeline.oci.digest import Digest
 from pipeline.oci.documents import parse_object
 from pipeline.oci.layout import IMAGE_NAME, REF_NAME, LayoutBlob, LayoutSource
-from pipeline.oci.model import MAX_CONFIG, Blob, Descriptor, Sink, Source
+from pipeline.oci.model import MAX_CONFIG, Blob, Described, Descriptor, Sink, Source
 from pipeline.oci.places import open_sink
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.oci.split import Parts
@@ -135,23 +135,11 @@ def bring(
 
 
 @dataclass(frozen=True)
-class _LazyBlob:
+class _LazyBlob(Described):
     """A blob that is looked for when it is read: one that was left out may be at the destination already."""
 
     source: Source
     descriptor: Descriptor
-
-    @property
-    def media_type(self) -> str:
-        return self.descriptor.media_type
-
-    @property
-    def size(self) -> int:
-        return self.descriptor.size
-
-    @property
-    def digest(self) -> Digest:
-        return self.descriptor.digest
 
     def read(self, offset: int = 0) -> Iterator[bytes | memoryview]:
         return self.source.blob(self.descriptor).read(offset)
