@@ -142,7 +142,7 @@ _MENDS = {
     errno.EFBIG: "the file system cannot hold a file of this size: choose another disk",
     errno.ENOENT: "check the path: a directory of it is not there and cannot be made",
     errno.ENOTDIR: "a part of this path is a file, not a directory: choose another path",
-    errno.EISDIR: "this is a directory: name a file",
+    errno.EISDIR: "a directory has the name of a file: move it away, or name a file",
     errno.EEXIST: "something else has this name: move it away, or choose another path",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ELOOP: "a symbolic link leads in a circle: remove it",

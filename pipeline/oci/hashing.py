@@ -25,6 +25,10 @@ _WORTH_A_THREAD = 128 << 10
 _AHEAD = 4
 
 
+class BrokenPromiseError(DuopackError):
+    """A layer's bytes have not the size or the digest that was told before they were read."""
+
+
 class SideHash:
     """A sha256 that is computed in a thread of its own, so that reading, hashing and sending overlap.
 
@@ -91,14 +95,16 @@ def pour(blob: Blob, write: Callable[[Piece], object], on_bytes: OnBytes) -> Dig
             on_bytes(len(piece))
         digest = Digest("sha256:" + hasher.hexdigest())
     if count != blob.size:
-        raise DuopackError(
-            f"a layer gave {count} bytes and not the promised {blob.size}", where=str(blob.digest or "")
+        raise BrokenPromiseError(
+            f"a layer gave {count} bytes and not the promised {blob.size}",
+            where=str(blob.digest or ""),
+            mend="the place it comes from is damaged: make that copy again",
         )
     if blob.digest is not None and digest != blob.digest:
-        raise DuopackError(
+        raise BrokenPromiseError(
             f"the bytes have the digest {digest} and not the promised one",
             where=str(blob.digest),
-            mend="the place they come from is damaged, or a remembered digest is stale: make that copy again",
+            mend="run the same command again; if it stays so, the place they come from is damaged: make that copy again",
         )
     return digest
 

@@ -39,7 +39,7 @@ IMAGE_NAME = "io.containerd.image.name"
 
 _VERSION = "1.0.0"
 _PARTIAL = ".partial-"
-_DAMAGED = "the layout is damaged: copy the image there again"
+_DAMAGED = "the layout is damaged: delete this file if it is there, then build or copy the image again"
 
 
 @dataclass(frozen=True)

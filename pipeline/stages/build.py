@@ -19,7 +19,7 @@ from pipeline.errors import DuopackError
 from pipeline.files import exclusive, require_space, require_writable, same_disk
 from pipeline.lock.values import Lock, LockedModel
 from pipeline.oci.digest import Digest
-from pipeline.oci.hashing import FileContent
+from pipeline.oci.hashing import BrokenPromiseError, FileContent
 from pipeline.oci.image import Image, Layer
 from pipeline.oci.model import Descriptor, Sink
 from pipeline.oci.places import open_sink
@@ -233,14 +233,19 @@ def send(
     ) as found:
         image = parts.image({**entries, **found})
         hash_promising(image, known, sisters, memo, progress)
-        descriptor = write_image(
-            image,
-            sink,
-            parallel=settings.parallel,
-            known=known,
-            on_layer=sending,
-            remember=memo.remember,
-        )
+        try:
+            descriptor = write_image(
+                image,
+                sink,
+                parallel=settings.parallel,
+                known=known,
+                on_layer=sending,
+                remember=memo.remember,
+            )
+        except BrokenPromiseError:
+            # Else a damaged memo would promise the same again at each attempt.
+            memo.forget()
+            raise
     sent = Sent(
         platform=parts.target.platform,
         name=name or str(destination),

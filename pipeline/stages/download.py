@@ -226,7 +226,8 @@ class Place:
         """Removes what stands where good files are to be written."""
         with disk_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            for record in records:
+        for record in records:
+            with disk_errors(self.path(record)):
                 self.path(record).unlink(missing_ok=True)
 
     def partial(self, records: Iterable[FileRecord]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -93,6 +94,11 @@ class LayerMemo:
             return {str(key): Digest(digest) for key, digest in value.items()}
         except (OSError, ValueError, AttributeError, TypeError, DuopackError):
             return {}
+
+    def forget(self) -> None:
+        """Forgets everything: something remembered was wrong, or hashing again is cheaper than to find out."""
+        with suppress(OSError):
+            self._path.unlink()
 
     def remember(self, key: str, digest: Digest) -> None:
         """Adds one; may be called from any thread."""

@@ -370,6 +370,26 @@ def test_layers_that_are_checked_files_have_digests_before_anything_is_sent(proj
     assert set(learnt.values()) <= {layer["digest"] for layer in manifest["layers"]}
 
 
+@pytest.mark.parametrize("kind", ["docker", "oci"])
+def test_a_wrong_digest_in_the_memo_fails_once_and_is_forgotten(project, kind):
+    built = project.built("one")
+    memo = project.work / "_work" / "layers.json"
+    wrong = dict.fromkeys(json.loads(memo.read_text()), f"sha256:{'1' * 64}")
+    memo.write_text(json.dumps(wrong))
+    with FakeRegistry() as registry:
+        to = f"docker://{registry.host}/team/one:1" if kind == "docker" else f"oci:{project.directory}/other"
+        refused(project.run("build", "one", "--to", to), 1, "1" * 64, "run the same command again")
+        assert project.built("one", "--to", to)["digest"] == built["digest"]
+
+
+def test_a_directory_where_a_file_shall_be_downloaded_is_named(project):
+    project.built("one")
+    path = project.work / "_work" / "models" / "one" / "config.json"
+    path.unlink()
+    path.mkdir()
+    refused(project.run("build", "one", "--to", "oci:other"), 1, str(path), "move it away")
+
+
 def test_a_registry_that_is_down_is_found_before_the_download(project, monkeypatch):
     monkeypatch.setattr(
         "pipeline.oci.registry.patience.Patience.wait", lambda self, failures, error: gives_up(error)

@@ -12,7 +12,7 @@ from threading import Event
 
 from pipeline.errors import DuopackError
 from pipeline.oci.digest import Digest
-from pipeline.oci.hashing import SideHash
+from pipeline.oci.hashing import BrokenPromiseError, SideHash
 from pipeline.oci.model import Blob
 from pipeline.oci.registry.failures import RegistryError
 
@@ -131,7 +131,7 @@ class Feed:
         promised = f"{self._blob.size} bytes" + (
             f" with the digest {self._blob.digest}" if self._blob.digest else ""
         )
-        return DuopackError(
+        return BrokenPromiseError(
             f"a layer is not what it was said to be: {what}, and not {promised}",
             mend="nothing may write to its files during a build: run the same command again",
         )
