@@ -104,7 +104,7 @@ def pour(blob: Blob, write: Callable[[Piece], object], on_bytes: OnBytes) -> Dig
         raise BrokenPromiseError(
             f"the bytes have the digest {digest} and not the promised one",
             where=str(blob.digest),
-            mend="run the same command again; if it stays so, the place they come from is damaged: make that copy again",
+            mend="run the same command again; if it stays so, their source is damaged: make that copy again",
         )
     return digest
 

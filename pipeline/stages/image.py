@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import suppress
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.catalog.schema import Model

@@ -301,7 +301,7 @@ def test_a_damaged_blob_is_found_when_it_is_read(layout: Path, kind: str, damage
         path.unlink()
     with pytest.raises(DuopackError, match=path.name) as caught:
         read_all(layout)
-    assert "copy the image there again" in caught.value.mend
+    assert "build or copy the image again" in caught.value.mend
 
 
 @pytest.mark.parametrize(
