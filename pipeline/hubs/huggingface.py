@@ -10,7 +10,6 @@ is imported; HF_ENDPOINT is read here when the hub is opened, and passed on. Wha
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import os
@@ -93,21 +92,37 @@ class HuggingFace:
             raise self._fault(error, Path(), path) from error
 
     def _fetch_one(self, file: FileRecord, directory: Path, on_bytes: OnBytes, stop: threading.Event) -> None:
-        from huggingface_hub import hf_hub_download
+        counted = 0
+
+        def count(more: int) -> None:
+            nonlocal counted
+            counted += more
+            on_bytes(file.path, more)
 
         try:
-            hf_hub_download(
-                self.model,
-                file.path,
-                revision=self.revision,
-                local_dir=directory,
-                endpoint=self._endpoint,
-                tqdm_class=_meter(lambda count: on_bytes(file.path, count), stop),
-            )
+            try:
+                self._download(file, directory, _meter(count, stop))
+            except (AttributeError, RuntimeError):
+                # Threads share a client, and one whose connection fails closes it under the others, which then
+                # break inside of it. A second attempt has a new client, and fails with the hub's own reason.
+                on_bytes(file.path, -counted)
+                self._download(file, directory, _meter(count, stop))
         except _StoppedError:
             raise
         except Exception as error:
             raise self._fault(error, directory / file.path, file.path) from error
+
+    def _download(self, file: FileRecord, directory: Path, meter: Any) -> None:
+        from huggingface_hub import hf_hub_download
+
+        hf_hub_download(
+            self.model,
+            file.path,
+            revision=self.revision,
+            local_dir=directory,
+            endpoint=self._endpoint,
+            tqdm_class=meter,
+        )
 
     @functools.cached_property
     def _api(self) -> HfApi:
@@ -144,9 +159,6 @@ class HuggingFace:
             return address.refused(cause.response.status_code, file)
         if isinstance(cause, httpx2.HTTPError):
             return address.unreachable(cause)
-        if isinstance(cause, RuntimeError) and "client has been closed" in str(cause):
-            # The client's other threads lose the connection when one of them makes a new one.
-            return address.unreachable(ConnectionAbortedError(errno.ECONNABORTED, "the connection broke off"))
         if isinstance(cause, ValueError) and "too large" in str(cause):
             return DuopackError(
                 f"'{file}' is over 50 GB, which the client does not fetch over plain HTTP",

@@ -159,10 +159,29 @@ def test_an_address_that_is_none_is_named_without_its_login(hub, kind, endpoint,
     assert "hidden" not in text
 
 
-def test_a_connection_that_another_thread_gave_up_is_a_broken_connection(hub):
-    error = RuntimeError("Cannot send a request, as the client has been closed.")
-    fault = HuggingFace("Qwen/demo", None)._fault(error, Path(), "config.json")
-    assert "cannot reach Hugging Face: the connection broke off" in str(fault)
+@pytest.mark.parametrize("error", [RuntimeError("the client has been closed"), AttributeError("request")])
+def test_a_client_that_another_thread_closed_is_asked_again(hub, error, tmp_path, monkeypatch):
+    source = opened("huggingface")
+    records = locked(source)
+    whole, failed = source._download, set()
+
+    def closed_once(file, directory, meter):
+        if file.path not in failed:
+            failed.add(file.path)
+            meter().update(7)
+            raise error
+        whole(file, directory, meter)
+
+    monkeypatch.setattr(HuggingFace, "_download", lambda self, *given: closed_once(*given))
+    counted: Counter[str] = Counter()
+    source.fetch(records, tmp_path / "out", lambda path, count: counted.update({path: count}))
+    assert counted == {record.path: record.size for record in records}
+    monkeypatch.setattr(HuggingFace, "_download", lambda self, *given: raised(error))
+    assert "not that of Hugging Face" in fault(lambda: source.fetch(records, tmp_path / "more", nothing))
+
+
+def raised(error):
+    raise error
 
 
 def test_an_unsafe_name_in_the_listing_is_refused(hub):
